@@ -15,6 +15,7 @@ WORKERS ?= 4
 PINS := pyproject.toml constraints.txt
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export NO_MKDOCS_2_WARNING := 1
 unexport PYTHONPATH PYTHONHOME
 
 # Keep the lines of one step together where make can (4.0 and newer).
@@ -75,13 +76,12 @@ fast: $(VENV)/.dev
 	@$(PY) -m pytest -q -m "$(FAST)" -n 2 --dist loadgroup
 
 # A version that the machine lacks is named. It is no failure: a contributor needs one Python.
-fast-%: $(VENV)/.dev
-	@if $(PY) -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$*")'; then \
-		echo "fast tests on Python $*: that is $(VENV) itself"; \
-	elif python=$$(tools/python-for $*); then \
-		$(MAKE) --no-print-directory .venv-$*/.tests NEWER="$$python" && \
+fast-%: $(VENV)/.dev .venv-%/.tests
+	@if [ -f .venv-$*/.tests ]; then \
 		echo "fast tests on $$(.venv-$*/bin/python --version)" && \
 		.venv-$*/bin/python -m pytest -q -m "$(FAST)" -n 2 --dist loadgroup -p no:cacheprovider; \
+	elif tools/python-for $* >/dev/null; then \
+		echo "fast tests on Python $*: that is $(VENV) itself"; \
 	else \
 		echo "fast tests on Python $*: NOT RUN, this machine has no Python $*"; \
 	fi
@@ -104,12 +104,14 @@ venv: $(VENV)/.dev ## .venv with everything for development
 .venv/.dev: .venv/.runtime
 	@$(PY) $(PIP_INSTALL) 'pip>=25.1' && $(PY) $(PIP_INSTALL) --group dev -e '.[$(EXTRAS)]' && touch $@
 
-.venv-%/.made:
-	@echo "making .venv-$* (once)" >&2
-	@rm -rf .venv-$* && "$(NEWER)" -m venv .venv-$* && touch $@
+# Left undone where the machine lacks that version or .venv is of it.
+.venv-%/.tests: $(PINS) | .venv/.made
+	@! $(PY) -c 'import sys; sys.exit("%d.%d" % sys.version_info[:2] != "$*")' || exit 0; \
+	python=$$(tools/python-for $*) || exit 0; \
+	[ -f .venv-$*/.made ] || { \
+		echo "making .venv-$* (once)" && rm -rf .venv-$* && "$$python" -m venv .venv-$* && touch .venv-$*/.made; \
+	} && \
+	.venv-$*/bin/python $(PIP_INSTALL) 'pip>=25.1' && \
+	.venv-$*/bin/python $(PIP_INSTALL) --group tests -e '.[$(EXTRAS)]' && touch $@
 
-.venv-%/.tests: .venv-%/.made $(PINS)
-	@.venv-$*/bin/python $(PIP_INSTALL) 'pip>=25.1' && \
-		.venv-$*/bin/python $(PIP_INSTALL) --group tests -e '.[$(EXTRAS)]' && touch $@
-
-.PRECIOUS: .venv-%/.made .venv-%/.tests
+.PRECIOUS: .venv-%/.tests
