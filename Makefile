@@ -12,6 +12,7 @@ PIP_INSTALL := -m pip install -qq -c constraints.txt
 OTHER_PYTHONS := 3.12 3.13
 FAST := not slow and not faults and not soak
 WORKERS ?= 4
+PYTEST_OPTIONS ?=
 PINS := pyproject.toml constraints.txt
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -31,10 +32,10 @@ demo: $(VENV)/.runtime ## the main job on SQLite: workers, a kill -9, a redelive
 	@$(BIN)/postroom demo
 
 test: $(VENV)/.dev ## every test but the soak tests
-	$(PY) -m pytest -m "not soak" -n $(WORKERS) --dist loadgroup
+	$(PY) -m pytest $(PYTEST_OPTIONS) -m "not soak" -n $(WORKERS) --dist loadgroup
 
 check: $(VENV)/.dev ## lint, types and the fast tests, on every Python found; half a minute
-	@$(MAKE) -j2 $(GROUPED) --no-print-directory fast types $(OTHER_PYTHONS:%=fast-%) pyright lint
+	@$(MAKE) -k -j2 $(GROUPED) --no-print-directory fast types $(OTHER_PYTHONS:%=fast-%) pyright lint
 	@echo "check: all good"
 
 bench: $(VENV)/.dev ## speed, as ratios to hand-written code in the same run
@@ -46,7 +47,7 @@ docs: $(VENV)/.dev ## the documentation, in site/; a warning fails
 	@echo "docs: site/index.html"
 
 soak: $(VENV)/.dev ## the tests that run for minutes
-	$(PY) -m pytest -m soak -n $(WORKERS) --dist loadgroup --timeout 1800
+	$(PY) -m pytest $(PYTEST_OPTIONS) -m soak -n $(WORKERS) --dist loadgroup --timeout 1800
 
 clean: ## remove what the targets above made
 	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site
@@ -73,13 +74,13 @@ pyright: $(VENV)/.dev
 
 fast: $(VENV)/.dev
 	@echo "fast tests on $$($(PY) --version)"
-	@$(PY) -m pytest -q -m "$(FAST)" -n 2 --dist loadgroup
+	@$(PY) -m pytest $(PYTEST_OPTIONS) -q -m "$(FAST)" -n 2 --dist loadgroup
 
 # A version that the machine lacks is named. It is no failure: a contributor needs one Python.
 fast-%: $(VENV)/.dev .venv-%/.tests
 	@if [ -f .venv-$*/.tests ]; then \
 		echo "fast tests on $$(.venv-$*/bin/python --version)" && \
-		.venv-$*/bin/python -m pytest -q -m "$(FAST)" -n 2 --dist loadgroup -p no:cacheprovider; \
+		.venv-$*/bin/python -m pytest $(PYTEST_OPTIONS) -q -m "$(FAST)" -n 2 --dist loadgroup -p no:cacheprovider; \
 	elif tools/python-for $* >/dev/null; then \
 		echo "fast tests on Python $*: that is $(VENV) itself"; \
 	else \

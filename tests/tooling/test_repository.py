@@ -177,3 +177,14 @@ def test_the_wheel_carries_what_lies_beside_the_code(tmp_path):
     assert not any(name.startswith(("tests/", "bench/", "tools/", "docs/")) for name in shipped)
     if (PACKAGE / "drivers/sqlite.py").exists():
         assert any(name.endswith(".sql") for name in shipped)
+
+
+def test_a_python_is_found_by_what_it_says_it_is():
+    """And not by its name: a pyenv shim exists for versions that do not run."""
+    script = str(ROOT / "tools/python-for")
+    here = "{}.{}".format(*sys.version_info[:2])
+    found = subprocess.run([script, here], capture_output=True, text=True, check=False)
+    if found.returncode == 0:  # this very Python may be in a place that nobody would look in
+        said = subprocess.run([found.stdout.strip(), "--version"], capture_output=True, text=True, check=True).stdout
+        assert said.startswith(f"Python {here}.")
+    assert subprocess.run([script, "3.99"], capture_output=True, check=False).returncode == 1
