@@ -48,10 +48,13 @@ def capabilities() -> str:
         levels = (getattr(store, field) for store in stores)
         rows.append([label, *("-" if level is None else level.name.lower() for level in levels)])
     rows.append(["clock", *(store.clock for store in stores)])
-    limits = {"max_body": ("largest body", " bytes"), "max_delay": ("longest delay", " s")}
-    for field, (label, unit) in limits.items():
+    limits = {
+        "max_body": ("largest body", " bytes", "as configured"),
+        "max_delay": ("longest delay", " s", "no limit of its own"),
+    }
+    for field, (label, unit, unset) in limits.items():
         values = (getattr(store, field) for store in stores)
-        rows.append([label, *("as configured" if value is None else f"{value:,}{unit}" for value in values)])
+        rows.append([label, *(unset if value is None else f"{value:,}{unit}" for value in values)])
     notes = [
         f"- **{store.store}**, {LABELS.get(field, field)}: {note}"
         for store in stores

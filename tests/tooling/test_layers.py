@@ -20,7 +20,7 @@ STORE_NAMES = re.compile(r"sqlite|redis|valkey|postgres|psycopg|sqs|boto|service
 # Modules over 500 lines, each with why it is one idea and not two.
 LONG_MODULES: dict[str, str] = {}
 
-LIBRARY_EXISTS = (PACKAGE / "core").is_dir() and any((PACKAGE / "flows").glob("*.py"))
+LIBRARY_EXISTS = (PACKAGE / "__init__.py").exists()
 
 
 def found(*globs: str) -> list[Path]:
@@ -85,7 +85,8 @@ def test_a_driver_imports_core_the_waist_and_its_client_library():
     drivers = [
         path for path in found("drivers/**/*.py") if path.parent != PACKAGE / "drivers" or path.stem != "__init__"
     ]
-    assert arrows_up(drivers, (*CORE, *WAIST), own=True) == []
+    # The clock is what a store without a server counts by, and what tests hand in: shared, and no store's own.
+    assert arrows_up(drivers, (*CORE, *WAIST, "postroom.drivers.clock"), own=True) == []
 
 
 def test_the_edge_is_imported_by_nobody_below_it():
