@@ -1,0 +1,1 @@
+"""One module a store. `api.py` is what a driver must do; read it to write one."""

@@ -1,0 +1,39 @@
+"""Where time comes from, for stores that have no clock of their own."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+from postroom.drivers.io import Bell
+
+
+class Clock(Protocol):
+    """A clock a store can be given."""
+
+    moved: Bell | None  # rung when the clock was moved by hand: those who wait for a time must look again
+
+    def now(self) -> float:
+        """Seconds since the epoch; never goes back."""
+        ...
+
+    def patience(self, until: float) -> float | None:
+        """How many real seconds to wait for `until`; None: until a bell rings."""
+        ...
+
+
+class SystemClock:
+    """The monotonic clock, set to the time of day once: later changes of the wall clock do not reach it."""
+
+    moved: Bell | None = None
+
+    def __init__(self) -> None:
+        offset = time.time() - time.monotonic()
+        monotonic = time.monotonic
+        self.now = lambda: monotonic() + offset
+
+    def now(self) -> float:  # replaced in __init__ by a closure, which costs half
+        raise NotImplementedError
+
+    def patience(self, until: float) -> float | None:
+        return max(0.0, until - self.now())

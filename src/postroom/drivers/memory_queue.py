@@ -1,0 +1,545 @@
+"""One queue of the memory store: places, timers and sessions. No lock, no clock and no waiting in here.
+
+Where an entry is:
+
+    READY       in its priority's lane; a member of a session only while it is the head of a free one
+    SCHEDULED   in `due`, until its time has come
+    FLIGHT      in `due`, until its lease lapses; its handle is in `leases`
+    BLOCKED     a member of a session, waiting in the session's heap for its turn
+    PARKED      in `due`: it should be dead, but the dead-letter queue refused it; tried again later
+    GONE        terminal
+
+Heaps and lanes keep stale items: an entry that moved is passed over when its old item surfaces, which costs less than
+finding and removing it. `_Timers` counts its stale items and sweeps when they outnumber the others.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from enum import IntEnum
+from heapq import heapify, heappop, heappush, nsmallest
+from itertools import count, islice
+from math import inf
+
+import msgspec
+
+from postroom.core.definition import QueueStatus, Rules
+from postroom.core.limits import MAX_RETURNS
+from postroom.core.message import Attempt, Death, Delivery, Envelope, SessionState, add_attempt, make_handle
+from postroom.core.policy import smaller
+from postroom.drivers.api import TIDY
+from postroom.drivers.io import Bell
+
+PARKING = 30.0
+
+
+class Place(IntEnum):
+    READY = 0
+    SCHEDULED = 1
+    FLIGHT = 2
+    BLOCKED = 3
+    PARKED = 4
+    GONE = 5
+
+
+READY, SCHEDULED, FLIGHT, BLOCKED, PARKED, GONE = Place
+
+
+class Past(msgspec.Struct):
+    """What happened to a message so far. Most waiting messages have none."""
+
+    attempts: int = 0
+    lapsed: int = 0
+    nacks: int = 0
+    returns: int = 0
+    handle: str = ""  # of the last claim; a lapsed one still settles until the next claim
+    token: int = 0
+    received_at: float = 0.0
+    lease_until: float = 0.0
+    history: tuple[Attempt, ...] = ()
+    death: Death | None = None
+
+
+class Entry(msgspec.Struct, eq=False):
+    """One stored message."""
+
+    seq: int
+    envelope: Envelope
+    place: Place
+    due: float  # READY: since when; SCHEDULED, PARKED: until when; FLIGHT: the end of the lease
+    enqueued_at: float
+    expires_at: float | None = None
+    session: Session | None = None
+    past: Past | None = None
+
+    @property
+    def delivered(self) -> bool:
+        """Handed out before, counted or not."""
+        return self.past is not None and self.past.token > 0
+
+
+class Session(msgspec.Struct, eq=False):
+    """The members of one session, and who holds it."""
+
+    id: str
+    waiting: list[tuple[int, Entry]]  # heap by seq: not in flight, and due or delivered before
+    held: dict[int, Entry]  # in flight
+    token: str | None = None  # of an explicit lock
+    until: float = 0.0
+    state: SessionState = SessionState(None, 0)
+    blocked_by: set[int] = msgspec.field(default_factory=set)  # dead letters that hold it up (on_dead=block)
+    shown: Entry | None = None  # the head, while claims can see it
+
+    def locked(self, now: float) -> bool:
+        return self.token is not None and self.until > now
+
+    def head(self) -> Entry | None:
+        """The earliest member that must come next, whether or not it may be delivered now."""
+        waiting = self.waiting
+        while waiting and waiting[0][1].place in (GONE, FLIGHT):
+            heappop(waiting)
+        return waiting[0][1] if waiting else None
+
+    def take(self) -> None:
+        """The head leaves the line: it is about to be lent."""
+        heappop(self.waiting)
+
+    def idle(self) -> bool:
+        """Nothing here that is worth keeping."""
+        return not (self.held or self.token or self.state.version or self.blocked_by) and self.head() is None
+
+
+class Lane:
+    """The ready messages of one priority, by seq. New ones come in order, so a deque serves and costs the same at any
+    length; those that came back take their old place by a heap."""
+
+    __slots__ = ("back", "fresh")
+
+    def __init__(self) -> None:
+        self.fresh: deque[Entry] = deque()
+        self.back: list[tuple[int, Entry]] = []
+
+    def pop(self) -> Entry | None:
+        fresh, back = self.fresh, self.back
+        while fresh and fresh[0].place != READY:
+            fresh.popleft()
+        while back and back[0][1].place != READY:
+            heappop(back)
+        if fresh and (not back or fresh[0].seq <= back[0][0]):
+            return fresh.popleft()
+        return heappop(back)[1] if back else None
+
+    def peek(self) -> Entry | None:
+        entry = self.pop()
+        if entry is not None:
+            heappush(self.back, (entry.seq, entry))
+        return entry
+
+
+class _Timers:
+    """Entries by time, stale ones included."""
+
+    __slots__ = ("items", "stale")
+
+    def __init__(self) -> None:
+        self.items: list[tuple[float, int, Entry]] = []
+        self.stale = 0
+
+    def sweep(self, live: Iterable[tuple[float, int, Entry]]) -> None:
+        self.items = list(live)
+        heapify(self.items)
+        self.stale = 0
+
+
+class Queue:
+    """One queue. Its methods are called under the store's lock, with the store's time."""
+
+    def __init__(self, name: str, rules: Rules, now: float, numbers: count[int], dead: Queue | None) -> None:
+        self.name = name
+        self.rules = rules
+        self.dead = dead  # its own dead letters; None when it is a dead-letter queue itself
+        self.numbers = numbers
+        self.status = QueueStatus.ACTIVE
+        self.created_at = self.updated_at = self.touched = now
+        self.bell = Bell()  # rung when something became claimable
+        self.session_bells: dict[str, Bell] = {}
+        self.room = Bell()  # rung when a bounded queue has room again
+        self.alarm = inf  # the earliest time at which one of those who wait will look by itself
+        self.dropped = 0
+        self.expired = 0
+        self.sessions: dict[str, Session] = {}
+        self._clear()
+
+    def _clear(self) -> None:
+        self.entries: dict[int, Entry] = {}
+        self.ascending = True  # whether `entries` is in order of seq
+        self.lanes: dict[int, Lane] = {}
+        self.priorities: list[int] = []  # of the lanes, ascending
+        self.due = _Timers()
+        self.expiry = _Timers()
+        self.leases: dict[str, Entry] = {}
+        self.heads: list[tuple[int, int, Entry]] = []  # heap: the heads of free sessions
+        self.locks: list[tuple[float, str]] = []  # heap: explicit session locks by their end
+        self.dedup: OrderedDict[str, tuple[str, float]] = OrderedDict()
+        self.scheduled = 0
+        self.in_flight = 0
+        self.bytes = 0
+
+    @property
+    def ready(self) -> int:
+        return len(self.entries) - self.scheduled - self.in_flight
+
+    # --- in ---------------------------------------------------------------------------------------------------
+
+    def add(self, envelope: Envelope, now: float, ttl: float | None) -> Entry:
+        """Store a new message at the end of the queue."""
+        seq = next(self.numbers)
+        entry = Entry(seq, envelope, READY, now, now)
+        self.entries[seq] = entry
+        self.bytes += envelope.size
+        if envelope.delay > 0:
+            entry.due = now + envelope.delay
+        if ttl is not None:
+            entry.expires_at = entry.due + ttl
+            heappush(self.expiry.items, (entry.expires_at, seq, entry))
+        if envelope.session_id is not None and self.dead is not None:
+            entry.session = self.session(envelope.session_id)
+        if entry.due > now:
+            self._schedule(entry, entry.due)
+        elif entry.session is not None:
+            self._join(entry, entry.session, now)
+        else:
+            lane = self.lanes.get(envelope.priority)
+            (lane if lane is not None else self._lane(envelope.priority)).fresh.append(entry)
+        return entry
+
+    def admit(self, entry: Entry, now: float, ttl: float | None) -> None:
+        """Take over a message from another queue, ready, in the place its seq gives it."""
+        if self.entries and entry.seq < next(reversed(self.entries)):
+            self.ascending = False
+        self.entries[entry.seq] = entry
+        self.bytes += entry.envelope.size
+        entry.place, entry.expires_at, entry.session = GONE, None, None
+        if ttl is not None:
+            entry.expires_at = now + ttl
+            heappush(self.expiry.items, (entry.expires_at, entry.seq, entry))
+        if entry.envelope.session_id is not None and self.dead is not None:
+            entry.session = self.session(entry.envelope.session_id)
+        self._back(entry, now)
+
+    def _lane(self, priority: int) -> Lane:
+        lane = self.lanes.get(priority)
+        if lane is None:
+            lane = self.lanes[priority] = Lane()
+            self.priorities = sorted(self.lanes)
+        return lane
+
+    def _schedule(self, entry: Entry, at: float, place: Place = SCHEDULED) -> None:
+        entry.place, entry.due = place, at
+        if place == SCHEDULED:
+            self.scheduled += 1
+        heappush(self.due.items, (at, entry.seq, entry))
+
+    def _join(self, entry: Entry, session: Session, now: float) -> None:
+        """A member of a session takes its place in line."""
+        kept = entry.place == PARKED or (entry.place == SCHEDULED and entry.delivered)
+        if not kept:  # delayed or parked after a delivery, it never left the line
+            heappush(session.waiting, (entry.seq, entry))
+        entry.place = BLOCKED
+        self.rehead(session, now)
+
+    def _back(self, entry: Entry, now: float) -> None:
+        """Visible again, in its original place."""
+        entry.due = now
+        if entry.session is not None:
+            self._join(entry, entry.session, now)
+        else:
+            entry.place = READY
+            heappush(self._lane(entry.envelope.priority).back, (entry.seq, entry))
+
+    # --- sessions ---------------------------------------------------------------------------------------------
+
+    def session(self, id: str) -> Session:
+        found = self.sessions.get(id)
+        if found is None:
+            found = self.sessions[id] = Session(id, [], {})
+        return found
+
+    def rehead(self, session: Session, now: float) -> None:
+        """Show the session's head to claims if the session is free, and only its head."""
+        head = session.head()
+        free = not (session.held or session.locked(now) or session.blocked_by)
+        show = head if free and head is not None and head.place in (READY, BLOCKED) else None
+        shown = session.shown
+        if shown is not show:
+            if shown is not None and shown.place == READY:
+                shown.place = BLOCKED
+            session.shown = show
+        if show is not None and show.place == BLOCKED:
+            show.place = READY
+            heappush(self._lane(show.envelope.priority).back, (show.seq, show))
+            if len(self.heads) > 64 + 2 * len(self.sessions):
+                self.heads = [item for item in self.heads if item[2].session and item[2].session.shown is item[2]]
+                heapify(self.heads)
+            heappush(self.heads, (show.envelope.priority, show.seq, show))
+        if head is None and session.idle():
+            self.sessions.pop(session.id, None)
+
+    def fail_later(self, entry: Entry, now: float) -> None:
+        """Return, uncounted, what its holder took of the session behind this message: order would be broken else."""
+        session = entry.session
+        if session is None:
+            return
+        for later in [other for seq, other in session.held.items() if seq > entry.seq]:
+            self._let_go(later)
+            self.uncount(later)
+            self._back(later, now)
+        self.rehead(session, now)
+
+    def free_lapsed_locks(self, now: float) -> None:
+        while self.locks and self.locks[0][0] <= now:
+            _, id = heappop(self.locks)
+            session = self.sessions.get(id)
+            if session is not None and session.token is not None and session.until <= now:
+                session.token = None
+                self.rehead(session, now)
+
+    def first_session(self) -> Session | None:
+        """The free session whose head is first in line."""
+        while self.heads:
+            entry = self.heads[0][2]
+            if entry.session is not None and entry.session.shown is entry and entry.place == READY:
+                return entry.session
+            heappop(self.heads)
+        return None
+
+    def watch(self, session: Session) -> None:
+        """See to it that the end of an explicit lock is noticed."""
+        heappush(self.locks, (session.until, session.id))
+
+    # --- out --------------------------------------------------------------------------------------------------
+
+    def remove(self, entry: Entry, now: float) -> None:
+        """Terminal, or on its way to another queue: take it out of everything that counts."""
+        if entry.place == FLIGHT and entry.session is None and entry.expires_at is None:
+            self.in_flight -= 1  # the common case, an acknowledge, without the detours
+            self._stale(self.due)
+        else:
+            self._leave_place(entry)
+            if entry.expires_at is not None:
+                self._stale(self.expiry)
+        entry.place = GONE
+        del self.entries[entry.seq]
+        self.bytes -= entry.envelope.size
+        past = entry.past
+        if past is not None and past.handle:
+            self.leases.pop(past.handle, None)
+        if entry.session is not None:
+            self.rehead(entry.session, now)
+        if len(self.room):
+            self.room.ring(1)
+
+    def _leave_place(self, entry: Entry) -> None:
+        place = entry.place
+        if place == FLIGHT:
+            self.in_flight -= 1
+            if entry.session is not None:
+                entry.session.held.pop(entry.seq, None)
+            self._stale(self.due)
+        elif place == SCHEDULED or place == PARKED:
+            self.scheduled -= place == SCHEDULED
+            self._stale(self.due)
+
+    def _let_go(self, entry: Entry) -> None:
+        """Off its place, and its handle is worth nothing any more."""
+        self._leave_place(entry)
+        past = entry.past
+        if past is not None and past.handle:
+            self.leases.pop(past.handle, None)
+            past.handle = ""
+
+    def _stale(self, timers: _Timers) -> None:
+        timers.stale += 1
+        if timers.stale > 64 and timers.stale * 2 > len(timers.items):
+            if timers is self.due:
+                timers.sweep(item for item in timers.items if item[2].place in _TIMED and item[2].due == item[0])
+            else:
+                timers.sweep(item for item in timers.items if item[2].place != GONE)
+
+    @staticmethod
+    def uncount(entry: Entry) -> None:
+        """Take the last delivery off the count, unless that was done too often already."""
+        past = entry.past
+        if past is not None:
+            past.returns += 1
+            if past.returns <= MAX_RETURNS:
+                past.attempts -= 1
+
+    def release(self, entry: Entry, now: float, delay: float) -> None:
+        """Out of its holder's hands and visible again after `delay`."""
+        self._let_go(entry)
+        if delay > 0:
+            session = entry.session
+            if session is not None:
+                heappush(session.waiting, (entry.seq, entry))  # delivered once: it blocks until terminal
+            self._schedule(entry, now + delay)
+            if session is not None:
+                self.rehead(session, now)
+        else:
+            self._back(entry, now)
+
+    def park(self, entry: Entry, until: float) -> None:
+        """It should be dead and cannot be buried now: nobody gets it, and it is tried again later."""
+        self._let_go(entry)
+        session = entry.session
+        if session is not None and entry.place not in (READY, BLOCKED):
+            heappush(session.waiting, (entry.seq, entry))
+        self._schedule(entry, until, PARKED)
+        if session is not None:
+            self.rehead(session, until)
+
+    def promote(self, now: float) -> list[Entry]:
+        """Due messages become ready, lapsed leases end: at most TIDY of them. Returns those to be judged at once:
+        parked ones, and lapsed ones, which may be out of deliveries or expired."""
+        judged: list[Entry] = []
+        for _ in range(TIDY):
+            items = self.due.items  # a sweep on the way replaces the list
+            if not items or items[0][0] > now:
+                break
+            at, _, entry = heappop(items)
+            if entry.due != at or entry.place not in _TIMED:
+                self.due.stale = max(0, self.due.stale - 1)
+                continue
+            if entry.place == SCHEDULED:
+                self.scheduled -= 1
+                self._back(entry, at)
+            elif entry.place == PARKED:
+                self._back(entry, at)
+                judged.append(entry)
+            elif entry.place == FLIGHT:
+                self._lapse(entry, now)
+                judged.append(entry)
+        if self.locks:
+            self.free_lapsed_locks(now)
+        return judged
+
+    def _lapse(self, entry: Entry, now: float) -> None:
+        self.in_flight -= 1
+        past = entry.past
+        if past is not None:
+            past.lapsed += 1
+        session = entry.session
+        if session is None:
+            self._back(entry, now)  # its handle stays good until the next claim: a late acknowledge counts
+            return
+        session.held.pop(entry.seq, None)
+        if past is not None:
+            self.leases.pop(past.handle, None)
+            past.handle = ""
+        self.fail_later(entry, now)
+        self._back(entry, now)
+
+    def overdue(self, now: float) -> list[Entry]:
+        """At most TIDY messages whose TTL is over and which nobody holds."""
+        result: list[Entry] = []
+        items = self.expiry.items
+        for _ in range(TIDY):
+            if not items or items[0][0] > now:
+                break
+            _, _, entry = heappop(items)
+            if entry.place == GONE:
+                self.expiry.stale = max(0, self.expiry.stale - 1)
+            elif entry.place != FLIGHT:  # in flight it is protected; nack and lapse look again
+                result.append(entry)
+        return result
+
+    def next_due(self) -> float | None:
+        """When something may happen by itself, or None."""
+        items = self.due.items
+        while items and (items[0][2].due != items[0][0] or items[0][2].place not in _TIMED):
+            heappop(items)
+            self.due.stale = max(0, self.due.stale - 1)
+        first = items[0][0] if items else None
+        if self.locks and (first is None or self.locks[0][0] < first):
+            first = self.locks[0][0]
+        return first
+
+    # --- lending out ------------------------------------------------------------------------------------------
+
+    def first_ready(self) -> Entry | None:
+        for priority in self.priorities:
+            entry = self.lanes[priority].pop()
+            if entry is not None:
+                return entry
+        return None
+
+    def lend(self, entry: Entry, now: float, lease_until: float, claim_id: str, token: int) -> Delivery:
+        """Count the delivery, start the lease, hand it out."""
+        past = entry.past
+        if past is None:
+            past = entry.past = Past()
+        elif past.handle:
+            self.leases.pop(past.handle, None)
+        handle = make_handle(entry.seq, claim_id)
+        past.attempts += 1
+        past.handle, past.token, past.received_at, past.lease_until = handle, token, now, lease_until
+        entry.place, entry.due = FLIGHT, lease_until
+        heappush(self.due.items, (lease_until, entry.seq, entry))
+        self.leases[handle] = entry
+        self.in_flight += 1
+        if entry.session is not None:
+            entry.session.held[entry.seq] = entry
+        return Delivery(
+            entry.envelope,
+            handle,
+            past.attempts,
+            entry.seq,
+            entry.enqueued_at,
+            now,
+            lease_until,
+            token,
+            past.lapsed,
+            past.nacks,
+            past.returns,
+            past.death,
+            past.history,
+        )
+
+    def extend(self, entry: Entry, until: float) -> None:
+        entry.due = until
+        if entry.past is not None:
+            entry.past.lease_until = until
+        heappush(self.due.items, (until, entry.seq, entry))
+        self._stale(self.due)
+
+    def note(self, entry: Entry, now: float, text: str | None) -> None:
+        past = entry.past
+        if past is not None:
+            past.nacks += 1
+            if text is not None:
+                past.history = add_attempt(past.history, past.attempts, now, text)
+
+    def used_up(self, entry: Entry, limit: int | None) -> bool:
+        """No deliveries left; dead letters are never used up."""
+        if self.dead is None or entry.past is None:
+            return False
+        most = smaller(self.rules.max_deliveries, limit)
+        return most is not None and entry.past.attempts >= most
+
+    def browse(self, n: int, after: int) -> list[Entry]:
+        """Up to `n` entries with a seq above `after`, ascending."""
+        found = (entry for seq, entry in self.entries.items() if seq > after)
+        return list(islice(found, n)) if self.ascending else nsmallest(n, found, key=lambda entry: entry.seq)
+
+    def purge(self) -> int:
+        removed = len(self.entries)
+        for entry in self.entries.values():
+            entry.place = GONE
+        states = {id: s.state for id, s in self.sessions.items() if s.state.version}
+        self.sessions = {id: Session(id, [], {}, state=state) for id, state in states.items()}
+        self._clear()
+        return removed
+
+
+_TIMED = frozenset({SCHEDULED, FLIGHT, PARKED})

@@ -1,0 +1,364 @@
+-- What Postroom keeps in a SQLite file. Every table begins with `postroom_`, so that an application's own database can
+-- hold them; `application_id` and `user_version` stay the application's.
+--
+--   postroom_store    name -> value      'schema': the version of these tables; 'clock:BOOT': the store's time minus the
+--                                        boot-time clock, in that boot
+--   postroom_queue    one row a queue; its dead-letter queue is a row of its own, with `origin`
+--   postroom_tally    the narrow row that every write touches: how many live messages and bytes a queue has. Row 0 is the
+--                     store's: `counter` is the last seq or fencing token given out, neither of which may ever fall, also
+--                     not when queues are deleted; `edition` rises with every change of a definition, so that what
+--                     processes remember of queues is checked in the statement that reads the counter anyway
+--   postroom_message  one row a message, leased or not. `state` says where it is:
+--                       0 later     scheduled, never delivered: does not hold up its session
+--                       1 ready     of a free session only the head
+--                       2 flight    leased until due_at
+--                       3 blocked   waits for its turn in its session
+--                       4 delayed   nacked or returned with a delay: holds up its session
+--                       5 parked    should be dead, but the dead-letter queue refused it; tried again at due_at
+--                     due_at is NULL where time changes nothing (1 and 3). claim_id is that of the last claim, and stays
+--                     when a lease lapses, so that a late acknowledge counts until somebody else claims
+--   postroom_body     bodies over 2 kB: a claim or nack rewrites its row, and must not rewrite the body with it
+--   postroom_dedup    (queue, dedup_id) -> the id that was accepted, until when
+--   postroom_session  what a session has beside messages: an explicit lock, its state
+--
+-- Two indexes on the hot path. `ready` gives the order of hand-out, `due` the order in time. One index on the time alone
+-- cannot give the order: a claim would sort everything that is due. The others are partial and cost nothing to messages
+-- without a session or a TTL.
+
+-- name: create
+CREATE TABLE postroom_store (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE postroom_queue (
+  id INTEGER PRIMARY KEY,
+  namespace TEXT NOT NULL,
+  name TEXT NOT NULL,
+  origin INTEGER,
+  rules BLOB NOT NULL,
+  status TEXT NOT NULL,
+  sessions INTEGER NOT NULL DEFAULT 0,
+  created_at REAL NOT NULL,
+  updated_at REAL NOT NULL,
+  UNIQUE (namespace, name)
+);
+CREATE INDEX postroom_queue_origin ON postroom_queue (origin) WHERE origin IS NOT NULL;
+CREATE TABLE postroom_tally (
+  queue INTEGER PRIMARY KEY,
+  live INTEGER NOT NULL DEFAULT 0,
+  bytes INTEGER NOT NULL DEFAULT 0,
+  dropped INTEGER NOT NULL DEFAULT 0,
+  expired INTEGER NOT NULL DEFAULT 0,
+  touched_at REAL NOT NULL DEFAULT 0,
+  counter INTEGER NOT NULL DEFAULT 0,
+  edition INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE postroom_message (
+  seq INTEGER PRIMARY KEY,
+  queue INTEGER NOT NULL,
+  state INTEGER NOT NULL,
+  priority INTEGER NOT NULL,
+  due_at REAL,
+  claim_id TEXT,
+  token INTEGER NOT NULL DEFAULT 0,
+  deliveries INTEGER NOT NULL DEFAULT 0,
+  lapsed INTEGER NOT NULL DEFAULT 0,
+  nacks INTEGER NOT NULL DEFAULT 0,
+  returns INTEGER NOT NULL DEFAULT 0,
+  received_at REAL,
+  visible_at REAL NOT NULL,
+  enqueued_at REAL NOT NULL,
+  expires_at REAL,
+  ttl REAL,
+  session TEXT,
+  blocks INTEGER,
+  size INTEGER NOT NULL,
+  id TEXT NOT NULL,
+  head BLOB,
+  record BLOB,
+  body BLOB,
+  body_ref INTEGER
+);
+CREATE INDEX postroom_message_ready ON postroom_message (queue, priority, seq) WHERE state = 1;
+CREATE INDEX postroom_message_due ON postroom_message (queue, due_at, state) WHERE due_at IS NOT NULL;
+CREATE INDEX postroom_message_expiry ON postroom_message (queue, expires_at) WHERE expires_at IS NOT NULL AND state <> 2;
+CREATE INDEX postroom_message_session ON postroom_message (queue, session, state, seq) WHERE session IS NOT NULL;
+CREATE INDEX postroom_message_heads ON postroom_message (queue, priority, seq) WHERE state = 1 AND session IS NOT NULL;
+CREATE INDEX postroom_message_blocks ON postroom_message (blocks, session) WHERE blocks IS NOT NULL;
+CREATE TABLE postroom_body (id INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE postroom_dedup (
+  queue INTEGER NOT NULL,
+  dedup_id TEXT NOT NULL,
+  id TEXT NOT NULL,
+  until REAL NOT NULL,
+  PRIMARY KEY (queue, dedup_id)
+) WITHOUT ROWID;
+CREATE INDEX postroom_dedup_until ON postroom_dedup (queue, until);
+CREATE TABLE postroom_session (
+  queue INTEGER NOT NULL,
+  session TEXT NOT NULL,
+  lock_token TEXT,
+  lock_until REAL,
+  state BLOB,
+  version INTEGER NOT NULL DEFAULT 0,
+  PRIMARY KEY (queue, session)
+) WITHOUT ROWID;
+CREATE INDEX postroom_session_lock ON postroom_session (queue, lock_until) WHERE lock_until IS NOT NULL;
+INSERT INTO postroom_store VALUES ('schema', 1);
+INSERT INTO postroom_tally (queue) VALUES (0);
+
+-- name: look
+-- The first statement of almost every step: is what we know of the queues still true, the last number given out, and
+-- when does time change something here by itself: a due message or ended lease, the end of a session lock, a TTL.
+SELECT edition, counter,
+  (SELECT min(due_at) FROM postroom_message WHERE queue = ?1 AND due_at IS NOT NULL),
+  (SELECT min(lock_until) FROM postroom_session WHERE queue = ?1 AND lock_until IS NOT NULL),
+  (SELECT min(expires_at) FROM postroom_message WHERE queue = ?1 AND expires_at IS NOT NULL AND state <> 2)
+FROM postroom_tally WHERE queue = 0
+
+-- name: edition
+SELECT edition, counter FROM postroom_tally WHERE queue = 0
+
+-- name: new_edition
+UPDATE postroom_tally SET edition = edition + 1 WHERE queue = 0 RETURNING edition
+
+-- name: find_queue
+SELECT q.id, q.name, q.origin, q.rules, q.status, q.sessions, q.created_at, q.updated_at, d.id
+FROM postroom_queue q LEFT JOIN postroom_queue d ON d.origin = q.id
+WHERE q.namespace = ?1 AND q.name = ?2
+
+-- name: find_queue_by_id
+SELECT q.id, q.name, q.origin, q.rules, q.status, q.sessions, q.created_at, q.updated_at, d.id
+FROM postroom_queue q LEFT JOIN postroom_queue d ON d.origin = q.id
+WHERE q.id = ?1
+
+-- name: list_queues
+SELECT name FROM postroom_queue WHERE namespace = ?1 AND origin IS NULL ORDER BY name
+
+-- name: make_queue
+INSERT INTO postroom_queue (id, namespace, name, origin, rules, status, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: define_queue
+UPDATE postroom_queue SET rules = ?2, status = ?3, updated_at = ?4 WHERE id = ?1
+
+-- name: mark_sessions
+UPDATE postroom_queue SET sessions = 1 WHERE id = ?1
+
+-- name: drop_queue
+DELETE FROM postroom_queue WHERE id = ?1
+
+-- name: make_tally
+INSERT INTO postroom_tally (queue, touched_at) VALUES (?1, ?2)
+
+-- name: drop_tally
+DELETE FROM postroom_tally WHERE queue = ?1
+
+-- name: tally
+SELECT live, bytes, dropped, expired, touched_at FROM postroom_tally WHERE queue = ?1
+
+-- name: count
+-- One statement for the queue and the store: both rows are on one page.
+UPDATE postroom_tally
+SET live = live + ?1, bytes = bytes + ?2, counter = max(counter, ?3), touched_at = max(touched_at, ?4)
+WHERE queue IN (0, ?5)
+
+-- name: count_odd
+UPDATE postroom_tally SET dropped = dropped + ?1, expired = expired + ?2 WHERE queue = ?3
+
+-- name: put
+INSERT INTO postroom_message
+  (seq, queue, state, priority, due_at, visible_at, enqueued_at, expires_at, ttl, session, size, id, head, body, body_ref)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: put_body
+INSERT INTO postroom_body (id, body) VALUES (?, ?)
+
+-- name: body
+SELECT body FROM postroom_body WHERE id = ?1
+
+-- name: drop_body
+DELETE FROM postroom_body WHERE id = ?1
+
+-- name: dedup_find
+SELECT id, until FROM postroom_dedup WHERE queue = ?1 AND dedup_id = ?2
+
+-- name: dedup_put
+INSERT OR REPLACE INTO postroom_dedup (queue, dedup_id, id, until) VALUES (?, ?, ?, ?)
+
+-- name: dedup_tidy
+DELETE FROM postroom_dedup WHERE queue = ?1 AND dedup_id IN
+  (SELECT dedup_id FROM postroom_dedup WHERE queue = ?1 AND until <= ?2 ORDER BY until LIMIT 20)
+
+-- name: dedup_clear
+DELETE FROM postroom_dedup WHERE queue = ?1
+
+-- name: due
+SELECT seq, state, due_at FROM postroom_message WHERE queue = ?1 AND due_at <= ?2 ORDER BY due_at, seq LIMIT ?3
+
+-- name: overdue
+SELECT seq FROM postroom_message
+WHERE queue = ?1 AND expires_at <= ?2 AND state <> 2 ORDER BY expires_at LIMIT ?3
+
+-- name: lapsed_locks
+SELECT session FROM postroom_session WHERE queue = ?1 AND lock_until <= ?2 ORDER BY lock_until LIMIT ?3
+
+-- name: ready
+SELECT seq, id, priority, session, deliveries, lapsed, nacks, returns, visible_at, enqueued_at, expires_at, ttl, size, head, record, body, body_ref,
+  queue, state, due_at, claim_id, token, received_at, blocks
+FROM postroom_message WHERE queue = ?1 AND state = 1 ORDER BY priority, seq LIMIT ?2
+
+-- name: session_line
+-- The members of a session that wait for their turn, up to the first that nobody may overtake.
+SELECT seq, id, priority, session, deliveries, lapsed, nacks, returns, visible_at, enqueued_at, expires_at, ttl, size, head, record, body, body_ref,
+  queue, state, due_at, claim_id, token, received_at, blocks
+FROM postroom_message WHERE queue = ?1 AND session = ?2 AND state = ?3 AND seq > ?4 AND seq < ?5 ORDER BY seq LIMIT ?6
+
+-- name: row
+SELECT seq, id, priority, session, deliveries, lapsed, nacks, returns, visible_at, enqueued_at, expires_at, ttl, size, head, record, body, body_ref,
+  queue, state, due_at, claim_id, token, received_at, blocks
+FROM postroom_message WHERE seq = ?1
+
+-- name: lend
+UPDATE postroom_message
+SET state = 2, due_at = ?, claim_id = ?, token = ?, deliveries = deliveries + 1, received_at = ? WHERE seq = ?
+
+-- name: acknowledge
+-- The whole of an acknowledge where no session looks on: the claim's id proves the lease, late or not.
+DELETE FROM postroom_message
+WHERE seq = ?1 AND queue = ?2 AND claim_id = ?3 AND session IS NULL AND blocks IS NULL RETURNING size, body_ref
+
+-- name: acknowledge_many
+DELETE FROM postroom_message
+WHERE seq IN (SELECT value FROM json_each(?1)) AND queue = ?2 AND claim_id = ?3 AND session IS NULL AND blocks IS NULL
+RETURNING seq, size, body_ref
+
+-- name: remove
+DELETE FROM postroom_message WHERE seq = ?1
+
+-- name: place
+UPDATE postroom_message SET state = ?2, due_at = ?3, visible_at = ?4 WHERE seq = ?1
+
+-- name: lapse
+UPDATE postroom_message SET state = ?2, due_at = NULL, visible_at = ?3, lapsed = lapsed + 1,
+  claim_id = CASE ?4 WHEN 1 THEN claim_id END
+WHERE seq = ?1
+
+-- name: give_back
+UPDATE postroom_message
+SET state = ?2, due_at = ?3, visible_at = ?4, claim_id = NULL, deliveries = ?5, nacks = ?6, returns = ?7, record = ?8
+WHERE seq = ?1
+
+-- name: extend
+UPDATE postroom_message SET due_at = ?2 WHERE seq = ?1
+
+-- name: bury
+UPDATE postroom_message
+SET queue = ?2, state = ?3, due_at = NULL, visible_at = ?4, expires_at = NULL, claim_id = NULL, token = 0, record = ?5, blocks = ?6,
+  nacks = ?7
+WHERE seq = ?1
+
+-- name: revive
+UPDATE postroom_message
+SET seq = ?2, queue = ?3, state = ?4, due_at = NULL, visible_at = ?5, expires_at = ?6, claim_id = NULL, token = 0,
+  deliveries = 0, lapsed = 0, nacks = 0, returns = 0, blocks = NULL
+WHERE seq = ?1
+
+-- name: show
+UPDATE postroom_message SET state = ?2 WHERE seq = ?1
+
+-- name: held_by
+-- Asked by a retried or abandoned claim only, and only when this process does not know what the claim took.
+SELECT seq FROM postroom_message WHERE queue = ?1 AND due_at > ?2 AND state = 2 AND claim_id = ?3 ORDER BY seq
+
+-- name: session_places
+SELECT
+  EXISTS (SELECT 1 FROM postroom_session WHERE queue = ?1 AND session = ?2 AND lock_until > ?3),
+  EXISTS (SELECT 1 FROM postroom_message WHERE blocks = ?1 AND session = ?2),
+  (SELECT min(seq) FROM postroom_message WHERE queue = ?1 AND session = ?2 AND state = 1),
+  (SELECT min(seq) FROM postroom_message WHERE queue = ?1 AND session = ?2 AND state = 2),
+  (SELECT min(seq) FROM postroom_message WHERE queue = ?1 AND session = ?2 AND state = 3),
+  (SELECT min(seq) FROM postroom_message WHERE queue = ?1 AND session = ?2 AND state = 4),
+  (SELECT min(seq) FROM postroom_message WHERE queue = ?1 AND session = ?2 AND state = 5)
+
+-- name: session_held_after
+SELECT seq FROM postroom_message WHERE queue = ?1 AND session = ?2 AND state = 2 AND seq > ?3 ORDER BY seq
+
+-- name: session_extend
+UPDATE postroom_message SET due_at = ?3 WHERE queue = ?1 AND session = ?2 AND state = 2
+
+-- name: first_session
+SELECT session FROM postroom_message
+WHERE queue = ?1 AND state = 1 AND session IS NOT NULL ORDER BY priority, seq LIMIT 1
+
+-- name: session
+SELECT lock_token, lock_until, state, version FROM postroom_session WHERE queue = ?1 AND session = ?2
+
+-- name: session_lock
+INSERT INTO postroom_session (queue, session, lock_token, lock_until) VALUES (?1, ?2, ?3, ?4)
+ON CONFLICT (queue, session) DO UPDATE SET lock_token = excluded.lock_token, lock_until = excluded.lock_until
+
+-- name: session_renew
+UPDATE postroom_session SET lock_until = ?3 WHERE queue = ?1 AND session = ?2
+
+-- name: session_unlock
+UPDATE postroom_session SET lock_token = NULL, lock_until = NULL WHERE queue = ?1 AND session = ?2
+
+-- name: session_forget
+DELETE FROM postroom_session WHERE queue = ?1 AND session = ?2 AND version = 0 AND lock_until IS NULL
+
+-- name: session_write
+UPDATE postroom_session SET state = ?3, version = ?4 WHERE queue = ?1 AND session = ?2
+
+-- name: purge_locks
+UPDATE postroom_session SET lock_token = NULL, lock_until = NULL WHERE queue = ?1
+
+-- name: purge_sessions
+DELETE FROM postroom_session WHERE queue = ?1 AND version = 0
+
+-- name: drop_sessions
+DELETE FROM postroom_session WHERE queue = ?1
+
+-- name: unblock_all
+UPDATE postroom_message SET blocks = NULL WHERE blocks = ?1
+
+-- name: blocking
+SELECT DISTINCT blocks, session FROM postroom_message WHERE queue = ?1 AND state = 1 AND blocks IS NOT NULL
+
+-- name: some_ready
+SELECT seq, size, body_ref, blocks, session FROM postroom_message WHERE queue = ?1 AND state = 1 LIMIT ?2
+
+-- name: some_due
+SELECT seq, size, body_ref, blocks, session FROM postroom_message WHERE queue = ?1 AND due_at IS NOT NULL LIMIT ?2
+
+-- name: some_blocked
+SELECT seq, size, body_ref, blocks, session FROM postroom_message WHERE queue = ?1 AND session IS NOT NULL LIMIT ?2
+
+-- name: priorities
+WITH RECURSIVE p (priority) AS (
+  SELECT (SELECT min(priority) FROM postroom_message WHERE queue = ?1 AND state = 1)
+  UNION ALL
+  SELECT (SELECT min(priority) FROM postroom_message WHERE queue = ?1 AND state = 1 AND priority > p.priority)
+  FROM p WHERE p.priority IS NOT NULL
+)
+SELECT priority FROM p WHERE priority IS NOT NULL
+
+-- name: first_of_priority
+SELECT seq, visible_at FROM postroom_message WHERE queue = ?1 AND state = 1 AND priority = ?2 ORDER BY seq LIMIT 1
+
+-- name: first_placed
+-- What a full queue may drop beside the ready ones: scheduled, delayed and parked, the lowest seq.
+SELECT min(seq) FROM postroom_message WHERE queue = ?1 AND due_at IS NOT NULL AND state <> 2
+
+-- name: first_blocked
+SELECT min(seq) FROM postroom_message WHERE queue = ?1 AND session IS NOT NULL AND state = 3
+
+-- name: in_time
+-- Of what time will move: how many are in flight, how many scheduled. Read from the index alone.
+SELECT count(*) FILTER (WHERE state = 2), count(*) FILTER (WHERE state IN (0, 4)) FROM postroom_message
+WHERE queue = ?1 AND due_at IS NOT NULL
+
+-- name: peek_ready
+SELECT seq FROM postroom_message WHERE queue = ?1 AND state = 1 AND priority = ?2 AND seq > ?3 ORDER BY seq LIMIT ?4
+
+-- name: peek_due
+SELECT seq FROM postroom_message WHERE queue = ?1 AND due_at IS NOT NULL AND seq > ?2 ORDER BY seq LIMIT ?3
+
+-- name: peek_blocked
+SELECT seq FROM postroom_message WHERE queue = ?1 AND session IS NOT NULL AND state = 3 AND seq > ?2 ORDER BY seq LIMIT ?3

@@ -1,0 +1,92 @@
+"""The store's time: the boot-time clock plus an offset that is kept in the file, one a boot.
+
+The wall clock is asked once a boot, by whoever opens the file first; from then on every process adds the same number
+to a clock that cannot be set, so time neither goes back nor jumps, whatever happens to the time of day. A new boot
+starts at the time of day, but never before the latest time that was ever written.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+
+from postroom.drivers.io import Bell
+
+_KEPT = 16  # boots whose offset is remembered; several are in use at once where containers share a file
+
+
+def boot_time() -> Callable[[], float] | None:
+    """A clock that all processes of this boot share, counts while the machine sleeps, and cannot be set."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    if clock is None:
+        return None
+    read = time.clock_gettime
+    return lambda: read(clock)
+
+
+def boot_name() -> str | None:
+    """What tells this boot, and this view of its clock, from every other; None where the system does not say."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        # A time namespace shifts the boot-time clock for the processes in it.
+        return f"{boot}/{os.readlink('/proc/self/ns/time')}"
+    except OSError:
+        return None
+
+
+class StoreClock:
+    """The time of one file, as this process reads it."""
+
+    moved: Bell | None = None
+
+    def __init__(
+        self,
+        *,
+        ticks: Callable[[], float] | None = None,
+        wall: Callable[[], float] = time.time,
+        boot: str | None = None,
+    ) -> None:
+        self._ticks = ticks if ticks is not None else boot_time()
+        self._wall = wall
+        self._boot = boot if boot is not None else boot_name()
+        self.now: Callable[[], float] = wall
+
+    def start(self, connection: sqlite3.Connection) -> bool:
+        """Read this boot's offset, or, first in a boot, write it. Called in a write transaction; True if it wrote."""
+        latest: float = connection.execute("SELECT touched_at FROM postroom_tally WHERE queue = 0").fetchone()[0]
+        ticks, boot = self._ticks, self._boot
+        if ticks is None or boot is None:
+            self.now = _never_back(self._wall, latest)
+            return False
+        key = f"clock:{boot}"
+        row = connection.execute("SELECT value FROM postroom_store WHERE name = ?", (key,)).fetchone()
+        offset: float = row[0] if row is not None else max(self._wall(), latest) - ticks()
+        self.now = lambda: ticks() + offset
+        if row is not None:
+            return False
+        connection.execute("INSERT INTO postroom_store (name, value) VALUES (?, ?)", (key, offset))
+        # Offsets rise from boot to boot as the boot-time clock starts at 0: the lowest are the oldest.
+        connection.execute(
+            "DELETE FROM postroom_store WHERE name IN (SELECT name FROM postroom_store WHERE name GLOB 'clock:*' "
+            "AND name <> ? ORDER BY value DESC LIMIT -1 OFFSET ?)",
+            (key, _KEPT - 1),
+        )
+        return True
+
+    def patience(self, until: float) -> float | None:
+        return max(0.0, until - self.now())
+
+
+def _never_back(wall: Callable[[], float], latest: float) -> Callable[[], float]:
+    """Without a boot-time clock: the time of day, held where it would go back."""
+    high = latest
+
+    def now() -> float:
+        nonlocal high
+        high = max(high, wall())
+        return high
+
+    return now

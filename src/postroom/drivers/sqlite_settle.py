@@ -1,0 +1,182 @@
+"""What becomes of messages in somebody's hands, one verdict after the other.
+
+Acknowledging is the hot one: outside of sessions it is a single DELETE that proves the lease by itself. Only when that
+finds nothing, or when there is a session to look after, is the row read and judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from postroom.core.message import (
+    GONE,
+    SETTLED,
+    STALE,
+    Ack,
+    Bury,
+    Envelope,
+    Extend,
+    Outcome,
+    Put,
+    Refused,
+    Release,
+    Return,
+    Settled,
+    Verdict,
+    parse_handle,
+)
+from postroom.drivers.sqlite_file import SQL
+from postroom.drivers.sqlite_step import FLIGHT, Queue, Row, Step
+from postroom.errors import InvalidParameterError, MailboxError, MailboxFullError, UnsupportedError
+
+_PutReply = Callable[[Step, str, Envelope], Put]
+
+
+def settle(step: Step, queue: Queue, batch: Sequence[Verdict], put_reply: _PutReply) -> list[Outcome]:
+    step.count(queue.id, 0, 0)
+    if len(batch) >= 4 and (outcomes := _acknowledge_many(step, queue, batch)) is not None:
+        return outcomes
+    return [_settle(step, queue, verdict, put_reply) for verdict in batch]
+
+
+def _settle(step: Step, queue: Queue, verdict: Verdict, put_reply: _PutReply) -> Outcome:
+    try:
+        seq, claim_id = parse_handle(verdict.handle)
+    except InvalidParameterError as error:
+        return Refused(error)
+    if isinstance(verdict, Ack):
+        return _acknowledge(step, queue, verdict, seq, claim_id, put_reply)
+    row = _current(step, queue, seq, claim_id)
+    if not isinstance(row, Row):
+        return row
+    if isinstance(verdict, Extend):
+        return _extend(step, queue, row, verdict)
+    step.fail_later(queue, row)
+    if isinstance(verdict, Bury):
+        if queue.dead is None:
+            return Refused(UnsupportedError(f"{queue.name}: a dead letter cannot be dead-lettered again"))
+        if not step.bury(queue, row, verdict.reason, verdict.description, park=False):
+            return Refused(_unburied(queue))
+        return SETTLED
+    if isinstance(verdict, Return):
+        step.give_back(queue, row, delay=verdict.delay, counted=False)
+        return SETTLED
+    if step.expired(row) or step.used_up(queue, row, None):
+        row = step.note(row, verdict.note)
+        if step.expired(row):
+            step.expire(queue, row)
+        else:
+            step.bury(queue, row, "max_deliveries", verdict.note or "")
+        return SETTLED
+    step.give_back(queue, row, delay=verdict.delay, counted=True, note=verdict.note)
+    return SETTLED
+
+
+def _current(step: Step, queue: Queue, seq: int, claim_id: str) -> Row | Outcome:
+    """The row, if this claim may still decide about it; else why not."""
+    row = step.row(seq)
+    if row is None or row.queue != queue.id:
+        return GONE
+    if row.claim_id != claim_id:
+        return STALE
+    member = row.session is not None and queue.dead is not None
+    if member and not _valid(row, step.now):
+        return STALE
+    return row
+
+
+def _valid(row: Row, now: float) -> bool:
+    return row.state == FLIGHT and row.due_at is not None and row.due_at > now
+
+
+def _acknowledge(
+    step: Step, queue: Queue, verdict: Ack, seq: int, claim_id: str, put_reply: _PutReply
+) -> Outcome:
+    found = step.run(SQL["acknowledge"], (seq, queue.id, claim_id)).fetchone()
+    if found is not None:
+        size, body_ref = found
+        if body_ref is not None:
+            step.run(SQL["drop_body"], (body_ref,))
+        step.count(queue.id, -1, -size)
+        step.frees(queue, 1)
+    else:
+        row = _current(step, queue, seq, claim_id)
+        if not isinstance(row, Row):
+            return row
+        step.remove(queue, row)
+    if not verdict.puts:
+        return SETTLED
+    return Settled(tuple(_reply(step, name, envelope, put_reply) for name, envelope in verdict.puts))
+
+
+def _reply(step: Step, name: str, envelope: Envelope, put_reply: _PutReply) -> Put:
+    try:
+        return put_reply(step, name, envelope)
+    except MailboxError as error:
+        return Refused(error)
+
+
+def _acknowledge_many(step: Step, queue: Queue, batch: Sequence[Verdict]) -> list[Outcome] | None:
+    """Plain acknowledges of one claim in one statement; None if the batch is anything else."""
+    seqs: list[int] = []
+    first = ""
+    for verdict in batch:
+        if type(verdict) is not Ack or verdict.puts:
+            return None
+        try:
+            seq, claim_id = parse_handle(verdict.handle)
+        except InvalidParameterError:
+            return None
+        first = first or claim_id
+        if claim_id != first:
+            return None
+        seqs.append(seq)
+    text = f"[{','.join(map(str, seqs))}]"
+    taken = step.run(SQL["acknowledge_many"], (text, queue.id, first)).fetchall()
+    size = 0
+    for _, its_size, body_ref in taken:
+        size += its_size
+        if body_ref is not None:
+            step.run(SQL["drop_body"], (body_ref,))
+    if taken:
+        step.count(queue.id, -len(taken), -size)
+        step.frees(queue, len(taken))
+    if len(taken) == len(seqs):
+        return [SETTLED] * len(seqs)
+    outcomes: list[Outcome] = []
+    done = {seq for seq, _, _ in taken}
+    for seq in seqs:
+        if seq in done:
+            done.discard(seq)  # the same handle twice in a batch: the second finds it gone
+            outcomes.append(SETTLED)
+            continue
+        row = _current(step, queue, seq, first)
+        if isinstance(row, Row):
+            step.remove(queue, row)
+            outcomes.append(SETTLED)
+        else:
+            outcomes.append(row)
+    return outcomes
+
+
+def _extend(step: Step, queue: Queue, row: Row, verdict: Extend) -> Outcome:
+    if not _valid(row, step.now):
+        return STALE
+    until = step.now + verdict.lease
+    if not verdict.shorten and row.due_at is not None:
+        until = max(until, row.due_at)
+    if row.session is not None and queue.dead is not None:
+        lock = step.run(SQL["session"], (queue.id, row.session)).fetchone()
+        if lock is not None and lock[1] is not None and lock[1] > step.now:
+            step.hold(queue, row.session, until)
+            return Settled((), until)
+    step.run(SQL["extend"], (row.seq, until))
+    step.due(queue.id, until)
+    return Settled((), until)
+
+
+def _unburied(queue: Queue) -> MailboxError:
+    return MailboxFullError(
+        f"{queue.name}: its dead-letter queue {queue.rules.dead_letter_queue} is missing, closed or full; "
+        "the message stays where it is"
+    )

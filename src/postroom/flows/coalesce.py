@@ -1,0 +1,126 @@
+"""Concurrent callers of the same verb share one call to the store.
+
+Whoever comes first goes alone and at once. Whoever comes while a call is under way waits, and when it is over the first
+of them leads: it carries everything that waits in one batch. Nobody waits for company that may not come.
+
+Interruptions. An async leader's batch runs shielded: cancelling the leader abandons its own result only. In the sync
+flavour only the main thread gets a KeyboardInterrupt, so the main thread never carries messages of others. A waiter that
+leaves before its batch departs takes its items along.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+from postroom.drivers.io import Io, Waiter
+from postroom.errors import MailboxError
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+LIMIT = 1_000
+
+
+class _Ticket(Generic[A, B]):
+    __slots__ = ("alone", "error", "items", "leads", "results", "waiter")
+
+    def __init__(self, items: Sequence[A], waiter: Waiter, alone: bool) -> None:
+        self.items = items
+        self.waiter = waiter
+        self.alone = alone  # may not carry others
+        self.leads = False
+        self.results: list[B] | None = None
+        self.error: Exception | None = None
+
+
+class Gatherer(Generic[A, B]):
+    """One verb on one queue: `run` behaves like calling `act` oneself."""
+
+    def __init__(self, io: Io, act: Callable[[Sequence[A]], Awaitable[list[B]]]) -> None:
+        self._io = io
+        self._act = act
+        self._lock = threading.Lock()
+        self._busy = False
+        self._line: list[_Ticket[A, B]] = []
+
+    async def run(self, items: Sequence[A]) -> list[B]:
+        with self._lock:
+            ticket = None
+            if self._busy:
+                alone = self._io.flavour == "sync" and threading.current_thread() is threading.main_thread()
+                ticket = _Ticket[A, B](items, self._io.waiter(), alone)
+                self._line.append(ticket)
+            else:
+                self._busy = True
+        if ticket is None:
+            try:
+                return await self._act(items)
+            finally:
+                self._pass_on()
+        try:
+            await ticket.waiter.wait(None)
+        except BaseException:
+            with self._lock:
+                leads = ticket.leads
+                if ticket in self._line:
+                    self._line.remove(ticket)
+            if leads:
+                self._pass_on()
+            raise
+        if ticket.leads:
+            batch = self._board(ticket)
+            if ticket.alone:
+                await self._carry(batch)
+            else:
+                await self._io.shield(self._carry(batch), None)
+        if ticket.error is not None:
+            raise ticket.error
+        assert ticket.results is not None
+        return ticket.results
+
+    def _board(self, leader: _Ticket[A, B]) -> list[_Ticket[A, B]]:
+        """Who travels with this leader."""
+        with self._lock:
+            if leader.alone:
+                self._line.remove(leader)
+                return [leader]
+            taken, size = 0, 0
+            for ticket in self._line:
+                size += len(ticket.items)
+                if taken and size > LIMIT:
+                    break
+                taken += 1
+            batch = self._line[:taken]
+            if leader not in batch:
+                batch[-1] = leader
+            self._line = [ticket for ticket in self._line if ticket not in batch]
+            return batch
+
+    async def _carry(self, batch: list[_Ticket[A, B]]) -> None:
+        items = [item for ticket in batch for item in ticket.items]
+        try:
+            results = await self._act(items)
+            at = 0
+            for ticket in batch:
+                ticket.results = results[at : at + len(ticket.items)]
+                at += len(ticket.items)
+        except Exception as error:
+            for ticket in batch:
+                ticket.error = error.copy() if isinstance(error, MailboxError) and len(batch) > 1 else error
+        finally:
+            self._pass_on()
+            for ticket in batch:
+                if not ticket.leads:
+                    ticket.waiter.wake()
+
+    def _pass_on(self) -> None:
+        """The call is over: let the next one in line lead, if possible one that may carry others."""
+        with self._lock:
+            if not self._line:
+                self._busy = False
+                return
+            leader = next((ticket for ticket in self._line if not ticket.alone), self._line[0])
+            leader.leads = True
+        leader.waiter.wake()

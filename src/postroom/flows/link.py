@@ -1,0 +1,113 @@
+"""What flows hold on to: a Link per client, a Box per mailbox.
+
+A Link is one driver and what all its mailboxes share. A Box is one queue seen through one body type. Both are plain
+holders; what happens with them is in the other flows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Generic, TypeVar
+
+from postroom.core.address import check_queue, dead_letters_of, is_dead_letters, origin_of
+from postroom.core.codec import Codec, Reference, codec_for
+from postroom.core.limits import DEFAULT_MAX_BODY
+from postroom.core.message import Envelope, Outcome, Put, Verdict
+from postroom.core.policy import Backoff
+from postroom.drivers.api import Driver
+from postroom.drivers.io import Bell
+from postroom.errors import MailboxConnectionError
+from postroom.flows.coalesce import Gatherer
+from postroom.flows.events import Emit
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def _nobody(event: object) -> None:
+    return None
+
+
+class Link:
+    """One client's way to its store."""
+
+    def __init__(
+        self, driver: Driver, *, max_body: int | None = None, emit: Emit = _nobody, backoff: Backoff | None = None
+    ) -> None:
+        self.driver = driver
+        limits = [limit for limit in (max_body or DEFAULT_MAX_BODY, driver.capabilities.max_body) if limit is not None]
+        self.max_body = min(limits)
+        self.emit = emit
+        self.backoff = backoff or Backoff()
+        self.opened: set[str] = set()  # names a mailbox of this client was opened for: where replies may go
+        self.closing = Bell()
+        self._puts: dict[str, Gatherer[Envelope, Put]] = {}
+        self._settles: dict[str, Gatherer[Verdict, Outcome]] = {}
+
+    async def put(self, queue: str, batch: Sequence[Envelope]) -> list[Put]:
+        """Store a batch, together with what other callers of this client are storing at this moment."""
+        if self.closing.rung:
+            raise closed(queue)
+        if not self.driver.capabilities.groups_commits:
+            return await self.driver.put(queue, batch, stop=self.closing)
+        gatherer = self._puts.get(queue)
+        if gatherer is None:
+            act = partial(self.driver.put, queue, stop=self.closing)
+            gatherer = self._puts.setdefault(queue, Gatherer(self.driver.io, act))
+        return await gatherer.run(batch)
+
+    async def settle(self, queue: str, batch: Sequence[Verdict]) -> list[Outcome]:
+        """Carry out verdicts, together with those of other callers."""
+        if not self.driver.capabilities.groups_commits:
+            return await self.driver.settle(queue, batch)
+        gatherer = self._settles.get(queue)
+        if gatherer is None:
+            gatherer = self._settles.setdefault(queue, Gatherer(self.driver.io, partial(self.driver.settle, queue)))
+        return await gatherer.run(batch)
+
+    async def close(self) -> None:
+        self.closing.ring_for_good()
+        await self.driver.close()
+
+
+class Box(Generic[T, R]):
+    """One queue, seen through a body type and a reply type."""
+
+    def __init__(self, link: Link, name: str, body_type: type[T] | object, reply_type: type[R] | object = None) -> None:
+        self.link = link
+        self.driver = link.driver
+        self.name = check_queue(name)
+        self.dead = is_dead_letters(name)
+        self.body_type = body_type
+        self.reply_type = reply_type
+        self.codec: Codec[T] = (
+            Reference(body_type) if link.driver.capabilities.by_reference else codec_for(body_type)
+        )
+        self.closing = Bell()  # rung when this mailbox is closed
+        self.ready = False  # the queue is known to exist
+        link.opened.add(self.name)
+
+    def dead_letters(self) -> Box[T, R]:
+        """The box of the dead letters; which queue that is, is found out when it is first used."""
+        return Box(self.link, dead_letters_of(self.name), self.body_type, self.reply_type)
+
+
+async def open_box(box: Box[T, R]) -> None:
+    """Make sure the queue is there; a new one is plain. Dead letters may live in a queue of another name."""
+    if box.closing.rung:
+        raise closed(box.name)
+    if not box.dead:
+        await box.driver.ensure(box.name)
+    else:
+        origin = origin_of(box.name)
+        await box.driver.ensure(origin)
+        _, rules, _ = await box.driver.info(origin)
+        if rules.dead_letter_queue is not None:
+            box.name = rules.dead_letter_queue
+            await box.driver.ensure(box.name)
+    box.ready = True
+
+
+def closed(name: str) -> MailboxConnectionError:
+    return MailboxConnectionError(f"{name}: this mailbox is closed; open it again with client.mailbox()", transient=False)

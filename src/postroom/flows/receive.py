@@ -1,0 +1,171 @@
+"""Receiving: claim, decode, and make sure that nothing claimed is lost on the way to the caller.
+
+The claim id is chosen before the claim, so that a receive that was cancelled, interrupted or left without an answer can
+be abandoned by that id: what it took goes back at once, uncounted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from postroom.core import limits
+from postroom.core.limits import Seconds
+from postroom.core.message import Bury, Claimed, Delivery, Refused, Return, SessionClaim, Verdict
+from postroom.drivers.io import Bell
+from postroom.errors import InvalidMessageError, InvalidParameterError, MailboxError, UnsupportedError
+from postroom.flows.events import Undecodable
+from postroom.flows.held import Peeked
+from postroom.flows.ids import new_token
+from postroom.flows.link import Box, Link, open_box
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+ABANDON_LIMIT = 1.0  # seconds; after that the lease lapses by itself
+UNREADABLE_PAUSE = 60.0  # seconds an undecodable message with no dead letters to go to is put away
+
+
+async def receive(
+    box: Box[T, R],
+    n: int,
+    lease: float | None,
+    wait: float,
+    session: SessionClaim | None = None,
+    max_deliveries: int | None = None,
+) -> list[tuple[Delivery, T]]:
+    """Take up to `n` messages, waiting up to `wait` seconds for the first one; [] when there was none."""
+    if box.closing.rung or box.link.closing.rung:
+        return []
+    if not box.ready:
+        await open_box(box)
+    deadline = 0.0
+    while True:
+        claimed = await claim(box.link, box.name, n, lease, wait, session, max_deliveries, box.closing)
+        deliveries = claimed.deliveries
+        if deliveries:
+            taken = await decode(box, deliveries)
+            if taken:
+                return taken
+        if wait <= 0 or box.closing.rung or box.link.closing.rung:
+            return []
+        if not deliveries and box.driver.capabilities.max_poll is None:
+            return []
+        # What came was undecodable, or the store's own poll is shorter than ours: go on with what is left.
+        now = box.driver.now()
+        deadline = deadline or now + wait
+        wait = deadline - now
+
+
+async def claim(
+    link: Link,
+    queue: str,
+    n: int,
+    lease: float | None,
+    wait: float,
+    session: SessionClaim | None,
+    max_deliveries: int | None,
+    stop: Bell,
+) -> Claimed:
+    """One claim, abandoned if it does not come back to us."""
+    claim_id = new_token()
+    try:
+        longest = link.driver.capabilities.max_poll
+        return await link.driver.claim(
+            queue,
+            n,
+            lease=lease,
+            wait=wait if longest is None else min(wait, longest),
+            claim_id=claim_id,
+            session=session,
+            max_deliveries=max_deliveries,
+            stop=stop,
+        )
+    except BaseException as error:
+        if not isinstance(error, MailboxError) or error.transient:
+            await _abandon(link, queue, claim_id)
+        raise
+
+
+async def _abandon(link: Link, queue: str, claim_id: str) -> None:
+    try:
+        await link.driver.io.shield(link.driver.abandon(queue, claim_id), ABANDON_LIMIT)
+    except MailboxError:
+        pass  # the store is away: the lease lapses by itself, and the caller has an error already
+
+
+async def decode(box: Box[T, R], deliveries: Sequence[Delivery]) -> list[tuple[Delivery, T]]:
+    """(delivery, body) of those that decode. The others go to the dead letters, and never hide their neighbours."""
+    decode = box.codec.decode
+    taken: list[tuple[Delivery, T]] = []
+    bad: list[tuple[Delivery, str]] = []
+    for delivery in deliveries:
+        envelope = delivery.envelope
+        try:
+            if envelope.fault is not None:
+                raise InvalidMessageError(envelope.fault)
+            taken.append((delivery, decode(envelope.body, envelope.content_type)))
+        except InvalidMessageError as error:
+            if box.dead or delivery.death is not None:
+                # Who reads dead letters wants to see just these: as raw bytes.
+                taken.append((delivery, envelope.body))  # type: ignore[arg-type]  # documented: bytes where undecodable
+            else:
+                bad.append((delivery, str(error)))
+    if bad:
+        await _put_away(box, bad)
+    return taken
+
+
+async def _put_away(box: Box[T, R], bad: Sequence[tuple[Delivery, str]]) -> None:
+    verdicts: list[Verdict] = [Bury(delivery.handle, "undecodable", why) for delivery, why in bad]
+    outcomes = await box.link.settle(box.name, verdicts)
+    kept = [delivery for (delivery, _), outcome in zip(bad, outcomes, strict=True) if isinstance(outcome, Refused)]
+    if kept:
+        await box.link.settle(box.name, [Return(delivery.handle, UNREADABLE_PAUSE) for delivery in kept])
+    for (delivery, why), outcome in zip(bad, outcomes, strict=True):
+        box.link.emit(Undecodable(box.name, delivery.envelope.id, why, not isinstance(outcome, Refused)))
+
+
+async def peek(box: Box[T, R], n: int, after: int) -> list[Peeked[T]]:
+    """Look at up to `n` messages, in order of their sequence numbers, without taking them."""
+    if not box.ready:
+        await open_box(box)
+    return [look(box, delivery) for delivery in await box.driver.peek(box.name, n, after=after)]
+
+
+def look(box: Box[T, R], delivery: Delivery) -> Peeked[T]:
+    envelope = delivery.envelope
+    try:
+        if envelope.fault is not None:
+            raise InvalidMessageError(envelope.fault)
+        return Peeked(delivery, box.codec.decode(envelope.body, envelope.content_type))
+    except InvalidMessageError:
+        return Peeked(delivery, envelope.body)  # type: ignore[arg-type]  # documented: bytes where undecodable
+
+
+def check(
+    box: Box[T, R], max_messages: int, visibility_timeout: Seconds | None, wait_time_seconds: Seconds
+) -> tuple[float | None, float]:
+    """(lease, wait) of a receive's arguments; None as the lease is the queue's own."""
+    if type(max_messages) is not int or not 1 <= max_messages <= limits.MAX_BATCH:
+        limits.whole(max_messages, "max_messages", 1, limits.MAX_BATCH)
+    lease = None
+    if visibility_timeout is not None:
+        if not box.driver.capabilities.visibility_per_receive:
+            raise UnsupportedError(
+                f"{box.driver.capabilities.store} has one lock duration a queue; leave out visibility_timeout"
+            )
+        lease = limits.seconds(visibility_timeout, "visibility_timeout", 0, limits.MAX_LEASE)
+    if wait_time_seconds == 0 and type(wait_time_seconds) is int:
+        return lease, 0
+    return lease, limits.seconds(wait_time_seconds, "wait_time_seconds", 0, limits.MAX_WAIT)
+
+
+def check_session(session_id: str | None) -> SessionClaim | None:
+    if session_id is None:
+        return None
+    if not isinstance(session_id, str) or not session_id:
+        raise InvalidParameterError(f"session_id must be a non-empty str, not {session_id!r:.80}")
+    return SessionClaim(session_id)
+
+

@@ -1,0 +1,306 @@
+"""Mailbox and Message: what users hold. A thin sync shell; what happens is in `flows`.
+
+`postroom.aio` says the same with `await`; a test keeps the two alike.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
+
+from postroom.core import limits
+from postroom.core.definition import QueueInfo
+from postroom.core.limits import Seconds
+from postroom.core.message import Ack, Release
+from postroom.drivers.io import Bell, drive
+from postroom.flows import queues, receive, redrive, reply, send, sessions, settle
+from postroom.flows.held import Held, Lease, Peeked
+from postroom.flows.keep import keep
+from postroom.flows.link import Box
+from postroom.flows.redrive import Redriven
+from postroom.flows.send import SendResult
+from postroom.flows.sessions import HeldSession
+from postroom.flows.settle import SettleResult
+
+if TYPE_CHECKING:
+    from postroom.client import QueueClient
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Message(Held[T, R]):
+    """A message you hold until its lease ends.
+
+    `with msg:` acknowledges when the block ends well, gives it back with a backoff when it raises, and does what
+    `Retry`, `Reject` and `Discard` say. Delivery is at least once: the same message can come again.
+    """
+
+    __slots__ = ()
+
+    def acknowledge(self) -> None:
+        """Done: the message is removed."""
+        drive(settle.acknowledge(self))
+
+    def nack(self, *, visibility_timeout: Seconds = 0) -> None:
+        """Failed: to be delivered again after `visibility_timeout`, in its original place."""
+        drive(settle.nack(self, visibility_timeout))
+
+    def extend_visibility(self, timeout: Seconds) -> None:
+        """Keep it for `timeout` from now; 12 hours in total at most."""
+        drive(settle.extend(self, timeout))
+
+    def dead_letter(self, reason: str, description: str = "") -> None:
+        """Move it to the dead letters, now."""
+        drive(settle.dead_letter(self, reason, description))
+
+    def reply(self, body: R) -> str:
+        """Answer whoever sent it; several times if you like, until it is settled. The reply's id."""
+        return drive(reply.reply(self, body))
+
+    @contextmanager
+    def keep_alive(self) -> Iterator[Lease]:
+        """Extend the lease in the background while the block runs; `lease.lost` tells when that failed."""
+        stop = Bell()
+        keeper = threading.Thread(target=lambda: drive(keep(self, stop)), name="postroom-lease", daemon=True)
+        keeper.start()
+        try:
+            yield self.lease
+        finally:
+            stop.ring_for_good()
+            keeper.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return drive(settle.conclude(self, failure))
+
+
+class Mailbox(Generic[T, R]):
+    """A durable, typed mailbox: T is the body, R the body of replies. Safe to share between threads."""
+
+    def __init__(self, box: Box[T, R], client: QueueClient | None = None) -> None:
+        """Use `client.mailbox(...)`; with `client` given, closing the mailbox closes the client too."""
+        self._box = box
+        self._client = client
+
+    @property
+    def name(self) -> str:
+        return self._box.name
+
+    @property
+    def closed(self) -> bool:
+        return self._box.closing.rung or self._box.link.closing.rung
+
+    def send(
+        self,
+        body: T,
+        *,
+        reply_to: Mailbox[R, object] | str | None = None,
+        delay_seconds: Seconds = 0,
+        attributes: Mapping[str, str] | None = None,
+        correlation_id: str | None = None,
+        session_id: str | None = None,
+        dedup_id: str | None = None,
+        ttl: Seconds | None = None,
+        priority: int = 10,
+        content_type: str | None = None,
+        id: str | None = None,
+    ) -> str:
+        """Store a message, as durably as the store promises, and return its id; of a duplicate, the first one's."""
+        return drive(
+            send.send(
+                self._box, body, reply_to, delay_seconds, attributes, correlation_id, session_id, dedup_id, ttl,
+                priority, content_type, id,
+            )
+        )  # fmt: skip
+
+    def send_many(
+        self,
+        bodies: Iterable[T],
+        *,
+        reply_to: Mailbox[R, object] | str | None = None,
+        delay_seconds: Seconds = 0,
+        attributes: Mapping[str, str] | None = None,
+        correlation_id: str | None = None,
+        session_id: str | None = None,
+        dedup_id: str | None = None,
+        ttl: Seconds | None = None,
+        priority: int = 10,
+        content_type: str | None = None,
+        id: str | None = None,
+    ) -> list[SendResult]:
+        """Store any number of messages; a result each, aligned. A refused one does not hold up the others."""
+        options = send.Options(
+            self._box.link, reply_to, delay_seconds, attributes, correlation_id, session_id, dedup_id, ttl, priority,
+            content_type,
+        )  # fmt: skip
+        return drive(send.send_many(self._box, bodies, options, id))
+
+    def receive(
+        self,
+        *,
+        max_messages: int = 1,
+        visibility_timeout: Seconds | None = None,
+        wait_time_seconds: Seconds = 0,
+        session_id: str | None = None,
+    ) -> Sequence[Message[T, R]]:
+        """Take up to `max_messages`; returns as soon as there is one, and [] when there was none in time.
+
+        Left out, `visibility_timeout` is the queue's lock duration: 30 s on a plain queue.
+        """
+        box = self._box
+        lease, wait = receive.check(box, max_messages, visibility_timeout, wait_time_seconds)
+        session = None if session_id is None else receive.check_session(session_id)
+        return [Message(box, d, body) for d, body in drive(receive.receive(box, max_messages, lease, wait, session))]
+
+    def stream(
+        self,
+        *,
+        max_messages: int = 10,
+        visibility_timeout: Seconds | None = None,
+        wait_time_seconds: Seconds = 20,
+        session_id: str | None = None,
+    ) -> Iterator[Message[T, R]]:
+        """Messages as they come, until the mailbox is closed. What was fetched and not reached goes back uncounted."""
+        while not self.closed:
+            batch = self.receive(
+                max_messages=max_messages,
+                visibility_timeout=visibility_timeout,
+                wait_time_seconds=wait_time_seconds,
+                session_id=session_id,
+            )
+            at = 0
+            try:
+                for message in batch:
+                    at += 1
+                    yield message
+            finally:
+                drive(settle.give_back(batch[at:]))
+
+    def __iter__(self) -> Iterator[Message[T, R]]:
+        return self.stream()
+
+    def acknowledge_many(self, messages: Sequence[Message[T, R]]) -> list[SettleResult]:
+        """Acknowledge in one call; a result each, aligned."""
+        return drive(settle.settle_many(messages, [Ack(m.receipt_handle) for m in messages]))
+
+    def nack_many(self, messages: Sequence[Message[T, R]], *, visibility_timeout: Seconds = 0) -> list[SettleResult]:
+        """Give back in one call; a result each, aligned."""
+        delay = limits.seconds(visibility_timeout, "visibility_timeout", 0, limits.MAX_LEASE)
+        return drive(settle.settle_many(messages, [Release(m.receipt_handle, delay) for m in messages]))
+
+    def peek(self, max_messages: int = 10, *, after: int = 0) -> list[Peeked[T]]:
+        """Look without taking, in order of sequence numbers, from above `after`; scheduled and in-flight ones too."""
+        limits.whole(max_messages, "max_messages", 1, limits.MAX_BATCH)
+        limits.whole(after, "after", 0, 1 << 62)
+        return drive(receive.peek(self._box, max_messages, after))
+
+    def accept_session(
+        self,
+        session_id: str | None = None,
+        *,
+        lock_duration: Seconds | None = None,
+        wait_time_seconds: Seconds = 0,
+    ) -> Session[T, R]:
+        """Lock this session, or the next one that has something ready; SessionNotFoundError when none is free."""
+        lock, lease = drive(sessions.accept(self._box, session_id, lock_duration, wait_time_seconds))
+        return Session(self._box, lock, lease)
+
+    @property
+    def dead_letters(self) -> DeadLetters[T, R]:
+        """The mailbox of those that could not be handled."""
+        return DeadLetters(self._box.dead_letters(), origin=self._box.name)
+
+    def purge(self) -> int:
+        """Remove everything but the dead letters: ready, scheduled and in flight. How many there were."""
+        return drive(queues.purge(self._box))
+
+    def approximate_count(self) -> int:
+        """Ready, scheduled and in flight."""
+        return drive(queues.approximate_count(self._box))
+
+    def info(self) -> QueueInfo:
+        return drive(queues.box_info(self._box))
+
+    def close(self) -> None:
+        """Wake whoever waits here; receives return [] from now on, sends fail. The queue and its messages stay."""
+        self._box.closing.ring_for_good()
+        if self._client is not None:
+            self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} in {self._box.driver.capabilities.store}>"
+
+
+class DeadLetters(Mailbox[T, R]):
+    """The dead letters of a queue: receive, peek, purge and acknowledge them, or send them back to work.
+
+    A message whose body cannot be decoded comes with its raw bytes as body.
+    """
+
+    def __init__(self, box: Box[T, R], *, origin: str) -> None:
+        super().__init__(box)
+        self._origin = origin
+
+    def redrive(
+        self,
+        *,
+        where: Callable[[Peeked[T]], bool] | None = None,
+        limit: int | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+        target: str | None = None,
+    ) -> Redriven:
+        """Move dead letters back to where they died, or to `target`: those `where` chooses, at most `limit`, `rate` a
+        second. Ids are kept, counts start again. Safe to interrupt and to start again."""
+        return drive(redrive.redrive(self._box, self._origin, where, limit, rate, dry_run, target))
+
+
+class Session(HeldSession[T, R]):
+    """A session that is ours: its messages in order, its state, until it is closed or its lock runs out."""
+
+    __slots__ = ()
+
+    def receive(self, *, max_messages: int = 1, wait_time_seconds: Seconds = 0) -> Sequence[Message[T, R]]:
+        """The next messages of the session; their leases end with its lock."""
+        _, wait = receive.check(self._box, max_messages, None, wait_time_seconds)
+        return [Message(self._box, d, body) for d, body in drive(sessions.take(self, max_messages, wait))]
+
+    def renew(self, lock_duration: Seconds | None = None) -> None:
+        """The lock, and every lease under it, now end `lock_duration` from now."""
+        drive(sessions.renew(self, lock_duration))
+
+    def state(self) -> bytes | None:
+        return drive(sessions.get_state(self))
+
+    def set_state(self, value: bytes | None) -> None:
+        drive(sessions.set_state(self, value))
+
+    def compare_and_set(self, expected: bytes | None, value: bytes | None) -> bool:
+        """Write `value` if the state still is `expected`; whether it was."""
+        return drive(sessions.compare_and_set(self, expected, value))
+
+    def close(self) -> None:
+        """Give the session back; what is not settled goes back uncounted."""
+        drive(sessions.close(self))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
