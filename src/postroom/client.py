@@ -124,7 +124,9 @@ class QueueClient:
     def acknowledge_batch(self, receipts: Sequence[MessageReceipt]) -> list[SettleResult]:
         return drive(raw.settle_batch(self._link, receipts, [raw.acknowledged(self._link, r) for r in receipts]))
 
-    def reject_batch(self, receipts: Sequence[MessageReceipt], reason: str, description: str = "") -> list[SettleResult]:
+    def reject_batch(
+        self, receipts: Sequence[MessageReceipt], reason: str, description: str = ""
+    ) -> list[SettleResult]:
         verdicts = [raw.rejected(self._link, receipt, reason, description) for receipt in receipts]
         return drive(raw.settle_batch(self._link, receipts, verdicts))
 

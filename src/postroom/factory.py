@@ -66,7 +66,9 @@ def open_link(url: str | None, flavour: Flavour, options: dict[str, Any]) -> tup
         if max_body < 1:
             raise ConfigurationError(f"max_body is a number of bytes above 0, not {max_body}")
     namespace = options.pop("namespace", from_url.pop("namespace", os.environ.get("POSTROOM_NAMESPACE", "")))
-    bare = Address(address.scheme, address.location, address.host, address.port, address.user, address.password, from_url)
+    bare = Address(
+        address.scheme, address.location, address.host, address.port, address.user, address.password, from_url
+    )
     driver = opener_of(address.scheme)(bare, flavour=flavour, namespace=check_namespace(namespace), **options)
     dispatcher = shared.get("dispatcher")
     link = Link(driver, max_body=max_body, backoff=shared.get("backoff"))

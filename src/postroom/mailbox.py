@@ -302,5 +302,3 @@ class Session(HeldSession[T, R]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-

@@ -222,7 +222,9 @@ class Reference(Codec[Any]):
     def __init__(self, body_type: object) -> None:
         self.body_type = body_type
         plain_class = isinstance(body_type, type) and body_type is not Any and body_type is not object
-        self._class = body_type if plain_class and isinstance(body_type, type) and not _is_typed_dict(body_type) else None
+        self._class = (
+            body_type if plain_class and isinstance(body_type, type) and not _is_typed_dict(body_type) else None
+        )
 
     def encode(self, body: Any, content_type: str | None = None) -> tuple[bytes, str]:
         if self._class is not None and not isinstance(body, self._class):
@@ -263,7 +265,9 @@ class _Tagged(Codec[Any]):
         if parameter:
             codec = self._codecs.get(parameter)
             if codec is None:
-                raise InvalidMessageError(f"the body says it is a {parameter!r:.80}, which is not in this mailbox's type")
+                raise InvalidMessageError(
+                    f"the body says it is a {parameter!r:.80}, which is not in this mailbox's type"
+                )
             return codec.decode(data, kind)
         for codec in self._codecs.values():  # somebody else's message, without our tag: the first member that fits
             try:

@@ -334,12 +334,16 @@ class MemoryDriver:
         if envelope.session_id is None and rules.sessions == "required":
             return Refused(InvalidParameterError(f"{queue.name}: this queue takes messages with a session_id only"))
         if envelope.session_id is not None and rules.sessions == "off":
-            return Refused(InvalidParameterError(f"{queue.name}: sessions are off for this queue; leave out session_id"))
+            return Refused(
+                InvalidParameterError(f"{queue.name}: sessions are off for this queue; leave out session_id")
+            )
         key = envelope.dedup_id
         if key is not None:
             if not rules.dedup:
                 return Refused(
-                    InvalidParameterError(f"{queue.name}: duplicate detection is off for this queue; leave out dedup_id")
+                    InvalidParameterError(
+                        f"{queue.name}: duplicate detection is off for this queue; leave out dedup_id"
+                    )
                 )
             known = queue.dedup.get(key)
             if known is not None and known[1] > now:
@@ -501,9 +505,7 @@ class MemoryDriver:
             _wake_sessions(queue)
         return Claimed(deliveries, (), buried, expired) if deliveries or buried or expired else _NOTHING
 
-    def _members(
-        self, queue: Queue, wanted: SessionClaim, until: float, now: float
-    ) -> tuple[Session | None, float]:
+    def _members(self, queue: Queue, wanted: SessionClaim, until: float, now: float) -> tuple[Session | None, float]:
         """The session a claim names, if it may take from it, and when its leases end."""
         if queue.dead is None:
             raise UnsupportedError(f"{queue.name}: dead letters keep their session_id but are in no session")

@@ -22,7 +22,9 @@ class Lease:
     __slots__ = ("lost", "token")
 
     def __init__(self, token: int) -> None:
-        self.token = token  # never falls in the store's life: give it to what you write to, and let that refuse older ones
+        self.token = (
+            token  # never falls in the store's life: give it to what you write to, and let that refuse older ones
+        )
         self.lost = False
 
 

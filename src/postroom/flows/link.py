@@ -81,9 +81,7 @@ class Box(Generic[T, R]):
         self.dead = is_dead_letters(name)
         self.body_type = body_type
         self.reply_type = reply_type
-        self.codec: Codec[T] = (
-            Reference(body_type) if link.driver.capabilities.by_reference else codec_for(body_type)
-        )
+        self.codec: Codec[T] = Reference(body_type) if link.driver.capabilities.by_reference else codec_for(body_type)
         self.closing = Bell()  # rung when this mailbox is closed
         self.ready = False  # the queue is known to exist
         link.opened.add(self.name)
@@ -110,4 +108,6 @@ async def open_box(box: Box[T, R]) -> None:
 
 
 def closed(name: str) -> MailboxConnectionError:
-    return MailboxConnectionError(f"{name}: this mailbox is closed; open it again with client.mailbox()", transient=False)
+    return MailboxConnectionError(
+        f"{name}: this mailbox is closed; open it again with client.mailbox()", transient=False
+    )

@@ -141,10 +141,16 @@ async def receive(link: Link, queue: str, options: ReceiveOptions | None) -> lis
     if link.closing.rung:
         return []
     if o.peek:
-        after = 0 if o.from_sequence_number is None else limits.whole(o.from_sequence_number, "from_sequence_number", 0, 1 << 62) - 1
+        after = (
+            0
+            if o.from_sequence_number is None
+            else limits.whole(o.from_sequence_number, "from_sequence_number", 0, 1 << 62) - 1
+        )
         return await peek(link, queue, o.max_messages, max(after, 0))
     if o.lock_duration is not None and not link.driver.capabilities.can("visibility_per_receive"):
-        raise UnsupportedError(f"{link.driver.capabilities.store} has one lock duration a queue; leave lock_duration out")
+        raise UnsupportedError(
+            f"{link.driver.capabilities.store} has one lock duration a queue; leave lock_duration out"
+        )
     lease = None if o.lock_duration is None else limits.seconds(o.lock_duration, "lock_duration", 0, limits.MAX_LEASE)
     session = receiving.check_session(o.session_id)
     wait: float = limits.seconds(o.timeout, "timeout", 0, limits.MAX_WAIT)
@@ -261,5 +267,3 @@ def extended(link: Link, receipt: MessageReceipt, duration: Seconds) -> Verdict:
 def lease_of(outcome: Outcome) -> datetime | None:
     until = outcome.lease_until if isinstance(outcome, Settled) else None
     return None if until is None else datetime.fromtimestamp(until, UTC)
-
-

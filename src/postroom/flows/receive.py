@@ -167,5 +167,3 @@ def check_session(session_id: str | None) -> SessionClaim | None:
     if not isinstance(session_id, str) or not session_id:
         raise InvalidParameterError(f"session_id must be a non-empty str, not {session_id!r:.80}")
     return SessionClaim(session_id)
-
-

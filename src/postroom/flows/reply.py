@@ -84,5 +84,3 @@ def answer(held: Held[T, R], link: Link, body: R, suffix: str) -> Envelope:
         dedup_id=id[-MAX_TEXT:],
         size=size,
     )
-
-

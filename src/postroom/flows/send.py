@@ -250,5 +250,3 @@ async def put_all(link: Link, queue: str, envelopes: Sequence[Envelope]) -> list
             puts += [Refused(error)] * (len(envelopes) - start)
             break
     return puts
-
-

@@ -72,11 +72,13 @@ async def accept(
     if lease is None:
         _, rules, _ = await box.driver.info(box.name)
         lease = rules.lease
-    lock = await box.driver.lock(
-        box.name, session_id, lease=lease, wait=patience, token=new_token(), stop=box.closing
-    )
+    lock = await box.driver.lock(box.name, session_id, lease=lease, wait=patience, token=new_token(), stop=box.closing)
     if lock is None:
-        which = "no session has a message that is ready" if session_id is None else f"session {session_id} is held by another"
+        which = (
+            "no session has a message that is ready"
+            if session_id is None
+            else f"session {session_id} is held by another"
+        )
         raise SessionNotFoundError(f"{box.name}: {which}; wait longer with wait_time_seconds, or try again")
     return lock, lease
 

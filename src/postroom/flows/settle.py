@@ -96,7 +96,9 @@ async def extend(held: Held[Any, Any], timeout: Seconds) -> None:
     """The lease ends `timeout` from now; over 12 hours in total is an error."""
     lease = limits.seconds(timeout, "timeout", 0, limits.MAX_LEASE)
     if held._final:
-        raise MessageFinalizedError(f"{held._box.name}: message {held.id} was settled before; there is no lease to extend")
+        raise MessageFinalizedError(
+            f"{held._box.name}: message {held.id} was settled before; there is no lease to extend"
+        )
     now = held._box.driver.now()
     if now + lease - held._delivery.received_at > limits.MAX_LEASE + 1e-3:
         raise InvalidParameterError(

@@ -1,0 +1,447 @@
+"""The async flavour: the same verbs as `postroom`, awaited. Thin shells over the same flows.
+
+A client belongs to the event loop it is first used in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, overload
+
+from postroom.core import limits
+from postroom.core.address import Address
+from postroom.core.capabilities import Capabilities
+from postroom.core.definition import (
+    MessageReceipt,
+    QueueDefinition,
+    QueueInfo,
+    QueueMessage,
+    QueueStatus,
+    ReceiveOptions,
+    SendOptions,
+)
+from postroom.core.limits import Seconds
+from postroom.core.message import Ack, Release
+from postroom.drivers.io import Bell
+from postroom.factory import open_link
+from postroom.flows import queues, raw, receive, redrive, reply, send, sessions, settle
+from postroom.flows.held import Held, Lease, Peeked
+from postroom.flows.keep import keep
+from postroom.flows.link import Box, Link
+from postroom.flows.raw import ReceivedMessage
+from postroom.flows.redrive import Redriven
+from postroom.flows.send import SendResult
+from postroom.flows.sessions import HeldSession
+from postroom.flows.settle import SettleResult
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class AsyncMessage(Held[T, R]):
+    """A message you hold until its lease ends.
+
+    `async with msg:` acknowledges when the block ends well, gives it back with a backoff when it raises, and does what
+    `Retry`, `Reject` and `Discard` say. Delivery is at least once: the same message can come again.
+    """
+
+    __slots__ = ()
+
+    async def acknowledge(self) -> None:
+        """Done: the message is removed."""
+        await settle.acknowledge(self)
+
+    async def nack(self, *, visibility_timeout: Seconds = 0) -> None:
+        """Failed: to be delivered again after `visibility_timeout`, in its original place."""
+        await settle.nack(self, visibility_timeout)
+
+    async def extend_visibility(self, timeout: Seconds) -> None:
+        """Keep it for `timeout` from now; 12 hours in total at most."""
+        await settle.extend(self, timeout)
+
+    async def dead_letter(self, reason: str, description: str = "") -> None:
+        """Move it to the dead letters, now."""
+        await settle.dead_letter(self, reason, description)
+
+    async def reply(self, body: R) -> str:
+        """Answer whoever sent it; several times if you like, until it is settled. The reply's id."""
+        return await reply.reply(self, body)
+
+    @asynccontextmanager
+    async def keep_alive(self) -> AsyncIterator[Lease]:
+        """Extend the lease in the background while the block runs; `lease.lost` tells when that failed."""
+        stop = Bell()
+        keeper = asyncio.create_task(keep(self, stop), name="postroom-lease")
+        try:
+            yield self.lease
+        finally:
+            stop.ring_for_good()
+            await asyncio.shield(keeper)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return await settle.conclude(self, failure)
+
+
+class AsyncMailbox(Generic[T, R]):
+    """A durable, typed mailbox: T is the body, R the body of replies. Safe to share between threads."""
+
+    def __init__(self, box: Box[T, R], client: AsyncQueueClient | None = None) -> None:
+        """Use `client.mailbox(...)`; with `client` given, closing the mailbox closes the client too."""
+        self._box = box
+        self._client = client
+
+    @property
+    def name(self) -> str:
+        return self._box.name
+
+    @property
+    def closed(self) -> bool:
+        return self._box.closing.rung or self._box.link.closing.rung
+
+    async def send(
+        self,
+        body: T,
+        *,
+        reply_to: AsyncMailbox[R, object] | str | None = None,
+        delay_seconds: Seconds = 0,
+        attributes: Mapping[str, str] | None = None,
+        correlation_id: str | None = None,
+        session_id: str | None = None,
+        dedup_id: str | None = None,
+        ttl: Seconds | None = None,
+        priority: int = 10,
+        content_type: str | None = None,
+        id: str | None = None,
+    ) -> str:
+        """Store a message, as durably as the store promises, and return its id; of a duplicate, the first one's."""
+        return await send.send(
+            self._box, body, reply_to, delay_seconds, attributes, correlation_id, session_id, dedup_id, ttl, priority,
+            content_type, id,
+        )  # fmt: skip
+
+    async def send_many(
+        self,
+        bodies: Iterable[T],
+        *,
+        reply_to: AsyncMailbox[R, object] | str | None = None,
+        delay_seconds: Seconds = 0,
+        attributes: Mapping[str, str] | None = None,
+        correlation_id: str | None = None,
+        session_id: str | None = None,
+        dedup_id: str | None = None,
+        ttl: Seconds | None = None,
+        priority: int = 10,
+        content_type: str | None = None,
+        id: str | None = None,
+    ) -> list[SendResult]:
+        """Store any number of messages; a result each, aligned. A refused one does not hold up the others."""
+        options = send.Options(
+            self._box.link, reply_to, delay_seconds, attributes, correlation_id, session_id, dedup_id, ttl, priority,
+            content_type,
+        )  # fmt: skip
+        return await send.send_many(self._box, bodies, options, id)
+
+    async def receive(
+        self,
+        *,
+        max_messages: int = 1,
+        visibility_timeout: Seconds | None = None,
+        wait_time_seconds: Seconds = 0,
+        session_id: str | None = None,
+    ) -> Sequence[AsyncMessage[T, R]]:
+        """Take up to `max_messages`; returns as soon as there is one, and [] when there was none in time.
+
+        Left out, `visibility_timeout` is the queue's lock duration: 30 s on a plain queue.
+        """
+        box = self._box
+        lease, wait = receive.check(box, max_messages, visibility_timeout, wait_time_seconds)
+        session = None if session_id is None else receive.check_session(session_id)
+        return [
+            AsyncMessage(box, d, body) for d, body in await receive.receive(box, max_messages, lease, wait, session)
+        ]
+
+    async def stream(
+        self,
+        *,
+        max_messages: int = 10,
+        visibility_timeout: Seconds | None = None,
+        wait_time_seconds: Seconds = 20,
+        session_id: str | None = None,
+    ) -> AsyncIterator[AsyncMessage[T, R]]:
+        """Messages as they come, until the mailbox is closed. What was fetched and not reached goes back uncounted."""
+        while not self.closed:
+            batch = await self.receive(
+                max_messages=max_messages,
+                visibility_timeout=visibility_timeout,
+                wait_time_seconds=wait_time_seconds,
+                session_id=session_id,
+            )
+            at = 0
+            try:
+                for message in batch:
+                    at += 1
+                    yield message
+            finally:
+                await settle.give_back(batch[at:])
+
+    def __aiter__(self) -> AsyncIterator[AsyncMessage[T, R]]:
+        return self.stream()
+
+    async def acknowledge_many(self, messages: Sequence[AsyncMessage[T, R]]) -> list[SettleResult]:
+        """Acknowledge in one call; a result each, aligned."""
+        return await settle.settle_many(messages, [Ack(m.receipt_handle) for m in messages])
+
+    async def nack_many(
+        self, messages: Sequence[AsyncMessage[T, R]], *, visibility_timeout: Seconds = 0
+    ) -> list[SettleResult]:
+        """Give back in one call; a result each, aligned."""
+        delay = limits.seconds(visibility_timeout, "visibility_timeout", 0, limits.MAX_LEASE)
+        return await settle.settle_many(messages, [Release(m.receipt_handle, delay) for m in messages])
+
+    async def peek(self, max_messages: int = 10, *, after: int = 0) -> list[Peeked[T]]:
+        """Look without taking, in order of sequence numbers, from above `after`; scheduled and in-flight ones too."""
+        limits.whole(max_messages, "max_messages", 1, limits.MAX_BATCH)
+        limits.whole(after, "after", 0, 1 << 62)
+        return await receive.peek(self._box, max_messages, after)
+
+    async def accept_session(
+        self,
+        session_id: str | None = None,
+        *,
+        lock_duration: Seconds | None = None,
+        wait_time_seconds: Seconds = 0,
+    ) -> AsyncSession[T, R]:
+        """Lock this session, or the next one that has something ready; SessionNotFoundError when none is free."""
+        lock, lease = await sessions.accept(self._box, session_id, lock_duration, wait_time_seconds)
+        return AsyncSession(self._box, lock, lease)
+
+    @property
+    def dead_letters(self) -> AsyncDeadLetters[T, R]:
+        """The mailbox of those that could not be handled."""
+        return AsyncDeadLetters(self._box.dead_letters(), origin=self._box.name)
+
+    async def purge(self) -> int:
+        """Remove everything but the dead letters: ready, scheduled and in flight. How many there were."""
+        return await queues.purge(self._box)
+
+    async def approximate_count(self) -> int:
+        """Ready, scheduled and in flight."""
+        return await queues.approximate_count(self._box)
+
+    async def info(self) -> QueueInfo:
+        return await queues.box_info(self._box)
+
+    async def close(self) -> None:
+        """Wake whoever waits here; receives return [] from now on, sends fail. The queue and its messages stay."""
+        self._box.closing.ring_for_good()
+        if self._client is not None:
+            await self._client.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name} in {self._box.driver.capabilities.store}>"
+
+
+class AsyncDeadLetters(AsyncMailbox[T, R]):
+    """The dead letters of a queue: receive, peek, purge and acknowledge them, or send them back to work.
+
+    A message whose body cannot be decoded comes with its raw bytes as body.
+    """
+
+    def __init__(self, box: Box[T, R], *, origin: str) -> None:
+        super().__init__(box)
+        self._origin = origin
+
+    async def redrive(
+        self,
+        *,
+        where: Callable[[Peeked[T]], bool] | None = None,
+        limit: int | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+        target: str | None = None,
+    ) -> Redriven:
+        """Move dead letters back to where they died, or to `target`: those `where` chooses, at most `limit`, `rate` a
+        second. Ids are kept, counts start again. Safe to interrupt and to start again."""
+        return await redrive.redrive(self._box, self._origin, where, limit, rate, dry_run, target)
+
+
+class AsyncSession(HeldSession[T, R]):
+    """A session that is ours: its messages in order, its state, until it is closed or its lock runs out."""
+
+    __slots__ = ()
+
+    async def receive(self, *, max_messages: int = 1, wait_time_seconds: Seconds = 0) -> Sequence[AsyncMessage[T, R]]:
+        """The next messages of the session; their leases end with its lock."""
+        _, wait = receive.check(self._box, max_messages, None, wait_time_seconds)
+        return [AsyncMessage(self._box, d, body) for d, body in await sessions.take(self, max_messages, wait)]
+
+    async def renew(self, lock_duration: Seconds | None = None) -> None:
+        """The lock, and every lease under it, now end `lock_duration` from now."""
+        await sessions.renew(self, lock_duration)
+
+    async def state(self) -> bytes | None:
+        return await sessions.get_state(self)
+
+    async def set_state(self, value: bytes | None) -> None:
+        await sessions.set_state(self, value)
+
+    async def compare_and_set(self, expected: bytes | None, value: bytes | None) -> bool:
+        """Write `value` if the state still is `expected`; whether it was."""
+        return await sessions.compare_and_set(self, expected, value)
+
+    async def close(self) -> None:
+        """Give the session back; what is not settled goes back uncounted."""
+        await sessions.close(self)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def connect(url: str | None = None, **options: Any) -> AsyncQueueClient:
+    """A client of the store at `url`, or at POSTROOM_URL: memory://, sqlite:///shop.db, ...
+
+    Nothing is contacted before the first call. Options: `namespace` (keeps tenants apart), `max_body` (bytes; 1 MiB),
+    `backoff`, `dispatcher`, and those of the store.
+    """
+    link, address = open_link(url, "sync", options)
+    return AsyncQueueClient(link, address)
+
+
+class AsyncQueueClient:
+    """One store. Made by `connect()`."""
+
+    def __init__(self, link: Link, address: Address) -> None:
+        self._link = link
+        self._address = address
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this store can do, cannot do, and does in a weaker way."""
+        return self._link.driver.capabilities
+
+    @property
+    def closed(self) -> bool:
+        return self._link.closing.rung
+
+    @overload
+    def mailbox(self, name: str, body_type: type[T], *, reply_type: type[R]) -> AsyncMailbox[T, R]: ...
+    @overload
+    def mailbox(self, name: str, body_type: type[T], *, reply_type: Any = None) -> AsyncMailbox[T, Any]: ...
+    @overload
+    def mailbox(self, name: str, body_type: Any = None, *, reply_type: Any = None) -> AsyncMailbox[Any, Any]: ...
+
+    def mailbox(self, name: str, body_type: Any = None, *, reply_type: Any = None) -> AsyncMailbox[Any, Any]:
+        """The mailbox of that name; its queue is made at first use if it is not there, as a plain one.
+
+        Without a body type it carries plain JSON values.
+        """
+        return AsyncMailbox(Box(self._link, name, body_type, reply_type))
+
+    async def create_queue(self, definition: QueueDefinition) -> QueueInfo:
+        """Make a queue with these rules, or let an existing one take them over."""
+        return await queues.create(self._link, definition)
+
+    async def delete_queue(self, name: str, *, force: bool = False) -> int:
+        """Delete a queue; refused while messages or dead letters are there, unless forced. How many went with it."""
+        return await queues.delete(self._link, name, force)
+
+    async def list_queues(self) -> list[str]:
+        return await self._link.driver.queues()
+
+    async def info(self, name: str) -> QueueInfo:
+        return await queues.describe(self._link, name)
+
+    async def set_status(self, name: str, status: QueueStatus | str) -> None:
+        """Let a queue take or give messages, or not: active, disabled, send_disabled, receive_disabled."""
+        await queues.set_status(self._link, name, status)
+
+    async def send(self, queue: str, message: QueueMessage, options: SendOptions | None = None) -> str:
+        return await raw.send(self._link, queue, message, options)
+
+    async def send_batch(
+        self, queue: str, messages: Sequence[QueueMessage], options: SendOptions | None = None
+    ) -> list[SendResult]:
+        return await raw.send_batch(self._link, queue, messages, options)
+
+    async def receive(self, queue: str, options: ReceiveOptions | None = None) -> list[ReceivedMessage]:
+        return await raw.receive(self._link, queue, options)
+
+    async def peek(self, queue: str, max_messages: int = 10, *, after: int = 0) -> list[ReceivedMessage]:
+        return await raw.peek(self._link, queue, max_messages, after)
+
+    async def acknowledge(self, receipt: MessageReceipt) -> None:
+        await raw.settle(self._link, receipt, raw.acknowledged(self._link, receipt))
+
+    async def reject(self, receipt: MessageReceipt, reason: str, description: str = "") -> None:
+        """Move the message to the dead letters."""
+        await raw.settle(self._link, receipt, raw.rejected(self._link, receipt, reason, description))
+
+    async def requeue(self, receipt: MessageReceipt, delay: Seconds = 0) -> None:
+        """Give the message back, to be delivered again after `delay`."""
+        await raw.settle(self._link, receipt, raw.requeued(self._link, receipt, delay))
+
+    async def extend(self, receipt: MessageReceipt, duration: Seconds) -> datetime | None:
+        """Keep the lock for `duration` from now; when it ends."""
+        return raw.lease_of(await raw.settle(self._link, receipt, raw.extended(self._link, receipt, duration)))
+
+    async def acknowledge_batch(self, receipts: Sequence[MessageReceipt]) -> list[SettleResult]:
+        return await raw.settle_batch(self._link, receipts, [raw.acknowledged(self._link, r) for r in receipts])
+
+    async def reject_batch(
+        self, receipts: Sequence[MessageReceipt], reason: str, description: str = ""
+    ) -> list[SettleResult]:
+        verdicts = [raw.rejected(self._link, receipt, reason, description) for receipt in receipts]
+        return await raw.settle_batch(self._link, receipts, verdicts)
+
+    async def requeue_batch(self, receipts: Sequence[MessageReceipt], delay: Seconds = 0) -> list[SettleResult]:
+        return await raw.settle_batch(self._link, receipts, [raw.requeued(self._link, r, delay) for r in receipts])
+
+    async def extend_batch(self, receipts: Sequence[MessageReceipt], duration: Seconds) -> list[SettleResult]:
+        return await raw.settle_batch(self._link, receipts, [raw.extended(self._link, r, duration) for r in receipts])
+
+    async def accept_session(
+        self,
+        queue: str,
+        session_id: str | None = None,
+        *,
+        lock_duration: Seconds | None = None,
+        wait_time_seconds: Seconds = 0,
+    ) -> AsyncSession[bytes, bytes]:
+        box = Box[bytes, bytes](self._link, queue, bytes, bytes)
+        lock, lease = await sessions.accept(box, session_id, lock_duration, wait_time_seconds)
+        return AsyncSession(box, lock, lease)
+
+    async def purge(self, queue: str) -> int:
+        """Remove everything but the dead letters; how many there were."""
+        return await self._link.driver.purge(raw.check_queue(queue))
+
+    async def close(self) -> None:
+        """Wake whoever waits, and let go of the store. What is in flight stays in flight until its lease ends."""
+        await self._link.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._address}>"
