@@ -431,7 +431,7 @@ class AsyncQueueClient:
 
     async def purge(self, queue: str) -> int:
         """Remove everything but the dead letters; how many there were."""
-        return await self._link.driver.purge(raw.check_queue(queue))
+        return await queues.purge_queue(self._link, queue)
 
     async def close(self) -> None:
         """Wake whoever waits, and let go of the store. What is in flight stays in flight until its lease ends."""

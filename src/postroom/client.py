@@ -150,7 +150,7 @@ class QueueClient:
 
     def purge(self, queue: str) -> int:
         """Remove everything but the dead letters; how many there were."""
-        return drive(self._link.driver.purge(raw.check_queue(queue)))
+        return drive(queues.purge_queue(self._link, queue))
 
     def close(self) -> None:
         """Wake whoever waits, and let go of the store. What is in flight stays in flight until its lease ends."""

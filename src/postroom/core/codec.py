@@ -22,7 +22,7 @@ import json
 import math
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any, Generic, TypeVar, Union, cast, get_args, get_origin
 
@@ -57,7 +57,7 @@ class Codec(Generic[T]):
 def codec_for(body_type: type[T] | object) -> Codec[T]:
     """The codec of a body type: one instance for each."""
     try:
-        return cast("Codec[T]", _make(body_type))
+        return cast("Codec[T]", _make(cast("Hashable", body_type)))
     except TypeError as error:
         raise ConfigurationError(f"{body_type!r} cannot be the type of a mailbox's bodies: {error}") from error
 
@@ -190,7 +190,7 @@ class _Pydantic(Codec[Any]):
         import pydantic
 
         self.body_type = body_type
-        self._adapter = pydantic.TypeAdapter(body_type)
+        self._adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(cast("type[Any]", body_type))
         self._class = body_type if isinstance(body_type, type) else None
 
     def encode(self, body: Any, content_type: str | None = None) -> tuple[bytes, str]:

@@ -37,7 +37,7 @@ class Backoff:
             raise InvalidParameterError(f"growth must be 'exponential' or 'linear', not {self.growth!r}")
 
     def after(self, attempt: int, chance: float = 0.5) -> float:
-        """Seconds to wait after failed delivery number `attempt`; `chance` (0 to 1) is the dice, thrown by the caller."""
+        """Seconds to wait after failed delivery number `attempt`; the caller throws the dice, `chance` (0 to 1)."""
         base, cap = seconds(self.base, "base"), seconds(self.cap, "cap")
         # 2.0 ** 1024 overflows, and long before that every delay has reached its cap.
         grown = base * attempt if self.growth == "linear" else base * 2.0 ** min(attempt - 1, 60)

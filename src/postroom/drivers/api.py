@@ -96,7 +96,8 @@ class Sessions(Protocol):
     ) -> SessionLock | None:
         """Lock this session, or the one whose head is first in line; None when none was free in `wait` seconds.
 
-        A named session need not have messages yet. A session is free when no lock and no lease on its messages is valid.
+        A named session need not have messages yet. It is free when no lock, and no
+        lease on one of its messages, is valid.
         """
         ...
 
@@ -168,7 +169,8 @@ class Driver(Admin, Sessions, Protocol):
         or lease gives nothing to others. Under a session lock (SessionClaim with a token) leases end with the lock,
         `lease` is ignored, and a lost lock raises ReceiptHandleExpiredError.
 
-        First, up to TIDY due or lapsed messages are promoted (lapsed_count + 1 for those whose lease ended). A message whose deliveries are used up
+        First, up to TIDY due or lapsed messages are promoted (lapsed_count + 1 for those whose lease ended). A message
+        whose deliveries are used up
         (the smaller of the queue's limit and `max_deliveries`) is buried with reason `max_deliveries`, an expired
         one is dropped or buried with reason `expired`; without dead-lettering both are dropped. Where the
         dead-letter queue refuses, the message stays, unclaimable, and is tried again 30 s later.

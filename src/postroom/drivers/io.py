@@ -36,6 +36,11 @@ def drive(coro: Coroutine[Any, Any, T]) -> T:
     raise MailboxError("an async client library is in use under the sync API; use postroom.aio")
 
 
+def mutex() -> threading.Lock:
+    """For the few steps that threads of a sync client must not do at once. Never held across an await."""
+    return threading.Lock()
+
+
 class Bell:
     """Wakes those who listen. Safe from any thread, cheap when nobody does."""
 
@@ -100,8 +105,12 @@ class Io(Protocol):
 
     def waiter(self) -> Waiter: ...
 
+    def interruptible(self) -> bool:
+        """Whether Ctrl-C may strike the caller between any two steps: such a caller must not act for others."""
+        ...
+
     async def shield(self, coro: Coroutine[Any, Any, T], limit: float | None) -> T | None:
-        """Run `coro` to its end even if the caller is cancelled, at most `limit` seconds; None when they were not enough."""
+        """Run `coro` to its end even if the caller is cancelled, for at most `limit` seconds; None when time was up."""
         ...
 
     async def close(self) -> None: ...
@@ -156,6 +165,9 @@ class Inline:
 
     def waiter(self) -> Waiter:
         return _Gate()
+
+    def interruptible(self) -> bool:
+        return threading.current_thread() is threading.main_thread()
 
     async def shield(self, coro: Coroutine[Any, Any, T], limit: float | None) -> T | None:
         return await coro
@@ -212,6 +224,9 @@ class Awaiting:
         import asyncio
 
         return _Promise(asyncio.get_running_loop())
+
+    def interruptible(self) -> bool:
+        return False  # Ctrl-C cancels tasks, and what acts for others is shielded from that
 
     async def shield(self, coro: Coroutine[Any, Any, T], limit: float | None) -> T | None:
         import asyncio

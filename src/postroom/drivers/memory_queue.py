@@ -8,148 +8,37 @@ Where an entry is:
     BLOCKED     a member of a session, waiting in the session's heap for its turn
     PARKED      in `due`: it should be dead, but the dead-letter queue refused it; tried again later
     GONE        terminal
-
-Heaps and lanes keep stale items: an entry that moved is passed over when its old item surfaces, which costs less than
-finding and removing it. `_Timers` counts its stale items and sweeps when they outnumber the others.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Iterable
-from enum import IntEnum
+from collections import OrderedDict
 from heapq import heapify, heappop, heappush, nsmallest
 from itertools import count, islice
 from math import inf
 
-import msgspec
-
 from postroom.core.definition import QueueStatus, Rules
 from postroom.core.limits import MAX_RETURNS
-from postroom.core.message import Attempt, Death, Delivery, Envelope, SessionState, add_attempt, make_handle
+from postroom.core.message import Delivery, Envelope, add_attempt, make_handle
 from postroom.core.policy import smaller
 from postroom.drivers.api import TIDY
 from postroom.drivers.io import Bell
+from postroom.drivers.memory_entry import (
+    BLOCKED,
+    FLIGHT,
+    GONE,
+    PARKED,
+    READY,
+    SCHEDULED,
+    Entry,
+    Lane,
+    Past,
+    Place,
+    Session,
+    Timers,
+)
 
 PARKING = 30.0
-
-
-class Place(IntEnum):
-    READY = 0
-    SCHEDULED = 1
-    FLIGHT = 2
-    BLOCKED = 3
-    PARKED = 4
-    GONE = 5
-
-
-READY, SCHEDULED, FLIGHT, BLOCKED, PARKED, GONE = Place
-
-
-class Past(msgspec.Struct):
-    """What happened to a message so far. Most waiting messages have none."""
-
-    attempts: int = 0
-    lapsed: int = 0
-    nacks: int = 0
-    returns: int = 0
-    handle: str = ""  # of the last claim; a lapsed one still settles until the next claim
-    token: int = 0
-    received_at: float = 0.0
-    lease_until: float = 0.0
-    history: tuple[Attempt, ...] = ()
-    death: Death | None = None
-
-
-class Entry(msgspec.Struct, eq=False):
-    """One stored message."""
-
-    seq: int
-    envelope: Envelope
-    place: Place
-    due: float  # READY: since when; SCHEDULED, PARKED: until when; FLIGHT: the end of the lease
-    enqueued_at: float
-    expires_at: float | None = None
-    session: Session | None = None
-    past: Past | None = None
-
-    @property
-    def delivered(self) -> bool:
-        """Handed out before, counted or not."""
-        return self.past is not None and self.past.token > 0
-
-
-class Session(msgspec.Struct, eq=False):
-    """The members of one session, and who holds it."""
-
-    id: str
-    waiting: list[tuple[int, Entry]]  # heap by seq: not in flight, and due or delivered before
-    held: dict[int, Entry]  # in flight
-    token: str | None = None  # of an explicit lock
-    until: float = 0.0
-    state: SessionState = SessionState(None, 0)
-    blocked_by: set[int] = msgspec.field(default_factory=set)  # dead letters that hold it up (on_dead=block)
-    shown: Entry | None = None  # the head, while claims can see it
-
-    def locked(self, now: float) -> bool:
-        return self.token is not None and self.until > now
-
-    def head(self) -> Entry | None:
-        """The earliest member that must come next, whether or not it may be delivered now."""
-        waiting = self.waiting
-        while waiting and waiting[0][1].place in (GONE, FLIGHT):
-            heappop(waiting)
-        return waiting[0][1] if waiting else None
-
-    def take(self) -> None:
-        """The head leaves the line: it is about to be lent."""
-        heappop(self.waiting)
-
-    def idle(self) -> bool:
-        """Nothing here that is worth keeping."""
-        return not (self.held or self.token or self.state.version or self.blocked_by) and self.head() is None
-
-
-class Lane:
-    """The ready messages of one priority, by seq. New ones come in order, so a deque serves and costs the same at any
-    length; those that came back take their old place by a heap."""
-
-    __slots__ = ("back", "fresh")
-
-    def __init__(self) -> None:
-        self.fresh: deque[Entry] = deque()
-        self.back: list[tuple[int, Entry]] = []
-
-    def pop(self) -> Entry | None:
-        fresh, back = self.fresh, self.back
-        while fresh and fresh[0].place != READY:
-            fresh.popleft()
-        while back and back[0][1].place != READY:
-            heappop(back)
-        if fresh and (not back or fresh[0].seq <= back[0][0]):
-            return fresh.popleft()
-        return heappop(back)[1] if back else None
-
-    def peek(self) -> Entry | None:
-        entry = self.pop()
-        if entry is not None:
-            heappush(self.back, (entry.seq, entry))
-        return entry
-
-
-class _Timers:
-    """Entries by time, stale ones included."""
-
-    __slots__ = ("items", "stale")
-
-    def __init__(self) -> None:
-        self.items: list[tuple[float, int, Entry]] = []
-        self.stale = 0
-
-    def sweep(self, live: Iterable[tuple[float, int, Entry]]) -> None:
-        self.items = list(live)
-        heapify(self.items)
-        self.stale = 0
 
 
 class Queue:
@@ -176,8 +65,8 @@ class Queue:
         self.ascending = True  # whether `entries` is in order of seq
         self.lanes: dict[int, Lane] = {}
         self.priorities: list[int] = []  # of the lanes, ascending
-        self.due = _Timers()
-        self.expiry = _Timers()
+        self.due = Timers()
+        self.expiry = Timers()
         self.leases: dict[str, Entry] = {}
         self.heads: list[tuple[int, int, Entry]] = []  # heap: the heads of free sessions
         self.locks: list[tuple[float, str]] = []  # heap: explicit session locks by their end
@@ -189,6 +78,10 @@ class Queue:
     @property
     def ready(self) -> int:
         return len(self.entries) - self.scheduled - self.in_flight
+
+    def idle_too_long(self, now: float) -> bool:
+        limit = self.rules.auto_delete_on_idle
+        return limit is not None and now - self.touched >= limit
 
     # --- in ---------------------------------------------------------------------------------------------------
 
@@ -359,7 +252,7 @@ class Queue:
             self.leases.pop(past.handle, None)
             past.handle = ""
 
-    def _stale(self, timers: _Timers) -> None:
+    def _stale(self, timers: Timers) -> None:
         timers.stale += 1
         if timers.stale > 64 and timers.stale * 2 > len(timers.items):
             if timers is self.due:

@@ -4,17 +4,16 @@ Whoever comes first goes alone and at once. Whoever comes while a call is under 
 of them leads: it carries everything that waits in one batch. Nobody waits for company that may not come.
 
 Interruptions. An async leader's batch runs shielded: cancelling the leader abandons its own result only. In the sync
-flavour only the main thread gets a KeyboardInterrupt, so the main thread never carries messages of others. A waiter that
-leaves before its batch departs takes its items along.
+flavour only the main thread gets a KeyboardInterrupt, so it never carries messages of others. A waiter that leaves before
+its batch departs takes its items along.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-from postroom.drivers.io import Io, Waiter
+from postroom.drivers.io import Io, Waiter, mutex
 from postroom.errors import MailboxError
 
 A = TypeVar("A")
@@ -41,7 +40,7 @@ class Gatherer(Generic[A, B]):
     def __init__(self, io: Io, act: Callable[[Sequence[A]], Awaitable[list[B]]]) -> None:
         self._io = io
         self._act = act
-        self._lock = threading.Lock()
+        self._lock = mutex()
         self._busy = False
         self._line: list[_Ticket[A, B]] = []
 
@@ -49,8 +48,7 @@ class Gatherer(Generic[A, B]):
         with self._lock:
             ticket = None
             if self._busy:
-                alone = self._io.flavour == "sync" and threading.current_thread() is threading.main_thread()
-                ticket = _Ticket[A, B](items, self._io.waiter(), alone)
+                ticket = _Ticket[A, B](items, self._io.waiter(), alone=self._io.interruptible())
                 self._line.append(ticket)
             else:
                 self._busy = True

@@ -80,6 +80,10 @@ async def approximate_count(box: Box[Any, Any]) -> int:
     return stats.ready + stats.scheduled + stats.in_flight
 
 
+async def purge_queue(link: Link, name: str) -> int:
+    return await link.driver.purge(check_queue(name))
+
+
 async def purge(box: Box[Any, Any]) -> int:
     if not box.ready:
         await open_box(box)

@@ -64,7 +64,10 @@ class Options:
         store = link.driver.capabilities
         longest = store.max_delay if store.max_delay is not None else limits.MAX_DELAY
         self.delay = limits.seconds(delay_seconds, "delay_seconds", 0, longest)
-        self.reply_to, self.reply_ref = (None, None) if reply_to is None else _reply_target(link, reply_to)
+        self.reply_to: str | None = None
+        self.reply_ref: object = None
+        if reply_to is not None:
+            self.reply_to, self.reply_ref = _reply_target(link, reply_to)
         self.attributes = None if not attributes else limits.attributes(attributes)
         self.correlation_id = None if correlation_id is None else limits.text(correlation_id, "correlation_id")
         self.session_id = None if session_id is None else limits.text(session_id, "session_id")

@@ -142,6 +142,6 @@ def _check_open(held: HeldSession[Any, Any]) -> None:
 
 def _lost(held: HeldSession[Any, Any]) -> ReceiptHandleExpiredError:
     return ReceiptHandleExpiredError(
-        f"{held._box.name}: the lock on session {held._lock.id} ran out; accept the session again, and renew it in time",
+        f"{held._box.name}: the lock on session {held._lock.id} ran out; accept it again, and renew it in time",
         code="stale",
     )

@@ -81,8 +81,8 @@ def judge(held: Held[Any, Any], outcome: Outcome) -> None:
 def lost(queue: str, id: str, outcome: Outcome) -> NoReturn:
     if isinstance(outcome, Stale):
         raise ReceiptHandleExpiredError(
-            f"{queue}: stale handle: the lease on message {id} ended before it was settled, and the message was or will "
-            "be delivered again. Raise visibility_timeout, use msg.keep_alive(), or let a Worker hold it.",
+            f"{queue}: stale handle: the lease on message {id} ended before it was settled, and the message was or "
+            "will be delivered again. Raise visibility_timeout, use msg.keep_alive(), or let a Worker hold it.",
             code="stale",
         )
     raise ReceiptHandleExpiredError(
