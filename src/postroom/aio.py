@@ -321,7 +321,7 @@ def connect(url: str | None = None, **options: Any) -> AsyncQueueClient:
     Nothing is contacted before the first call. Options: `namespace` (keeps tenants apart), `max_body` (bytes; 1 MiB),
     `backoff`, `dispatcher`, and those of the store.
     """
-    link, address = open_link(url, "sync", options)
+    link, address = open_link(url, "async", options)
     return AsyncQueueClient(link, address)
 
 

@@ -170,10 +170,9 @@ class Driver(Admin, Sessions, Protocol):
         `lease` is ignored, and a lost lock raises ReceiptHandleExpiredError.
 
         First, up to TIDY due or lapsed messages are promoted (lapsed_count + 1 for those whose lease ended). A message
-        whose deliveries are used up
-        (the smaller of the queue's limit and `max_deliveries`) is buried with reason `max_deliveries`, an expired
-        one is dropped or buried with reason `expired`; without dead-lettering both are dropped. Where the
-        dead-letter queue refuses, the message stays, unclaimable, and is tried again 30 s later.
+        whose deliveries are used up (the smaller of the queue's limit and `max_deliveries`) is buried with reason
+        `max_deliveries`, an expired one is dropped or buried with reason `expired`; without dead-lettering both are
+        dropped. Where the dead-letter queue refuses, the message stays, unclaimable, and is tried again 30 s later.
 
         A disabled queue raises ServiceUnavailableError. Buried and expired messages are counted in the result.
         """

@@ -4,8 +4,8 @@ Whoever comes first goes alone and at once. Whoever comes while a call is under 
 of them leads: it carries everything that waits in one batch. Nobody waits for company that may not come.
 
 Interruptions. An async leader's batch runs shielded: cancelling the leader abandons its own result only. In the sync
-flavour only the main thread gets a KeyboardInterrupt, so it never carries messages of others. A waiter that leaves before
-its batch departs takes its items along.
+flavour only the main thread gets a KeyboardInterrupt, so it never carries messages of others. A waiter that leaves
+before its batch departs takes its items along.
 """
 
 from __future__ import annotations
