@@ -49,11 +49,9 @@ class AsyncMessage(Held[T, R]):
     `Retry`, `Reject` and `Discard` say. Delivery is at least once: the same message can come again.
     """
 
-    __slots__ = ()
-
     async def acknowledge(self) -> None:
         """Done: the message is removed."""
-        await settle.acknowledge(self)
+        await settle.finish(self, Ack(self.receipt_handle))
 
     async def nack(self, *, visibility_timeout: Seconds = 0) -> None:
         """Failed: to be delivered again after `visibility_timeout`, in its original place."""
@@ -105,7 +103,7 @@ class AsyncMailbox(Generic[T, R]):
 
     @property
     def closed(self) -> bool:
-        return self._box.closing.rung or self._box.link.closing.rung
+        return self._box.closing.rung
 
     async def send(
         self,
@@ -164,7 +162,7 @@ class AsyncMailbox(Generic[T, R]):
         """
         box = self._box
         lease, wait = receive.check(box, max_messages, visibility_timeout, wait_time_seconds)
-        session = None if session_id is None else receive.check_session(session_id)
+        session = None if session_id is None else receive.named_session(session_id)
         return [
             AsyncMessage(box, d, body) for d, body in await receive.receive(box, max_messages, lease, wait, session)
         ]

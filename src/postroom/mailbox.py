@@ -39,11 +39,9 @@ class Message(Held[T, R]):
     `Retry`, `Reject` and `Discard` say. Delivery is at least once: the same message can come again.
     """
 
-    __slots__ = ()
-
     def acknowledge(self) -> None:
         """Done: the message is removed."""
-        drive(settle.acknowledge(self))
+        drive(settle.finish(self, Ack(self.receipt_handle)))
 
     def nack(self, *, visibility_timeout: Seconds = 0) -> None:
         """Failed: to be delivered again after `visibility_timeout`, in its original place."""
@@ -96,7 +94,7 @@ class Mailbox(Generic[T, R]):
 
     @property
     def closed(self) -> bool:
-        return self._box.closing.rung or self._box.link.closing.rung
+        return self._box.closing.rung
 
     def send(
         self,
@@ -157,7 +155,7 @@ class Mailbox(Generic[T, R]):
         """
         box = self._box
         lease, wait = receive.check(box, max_messages, visibility_timeout, wait_time_seconds)
-        session = None if session_id is None else receive.check_session(session_id)
+        session = None if session_id is None else receive.named_session(session_id)
         return [Message(box, d, body) for d, body in drive(receive.receive(box, max_messages, lease, wait, session))]
 
     def stream(

@@ -44,34 +44,34 @@ def mutex() -> threading.Lock:
 class Bell:
     """Wakes those who listen. Safe from any thread, cheap when nobody does."""
 
-    __slots__ = ("_lock", "_waiters", "rung")
+    __slots__ = ("_lock", "rung", "waiters")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiters: dict[Callable[[], None], None] = {}  # in order of arrival
+        self.waiters: dict[Callable[[], None], None] = {}  # in order of arrival
         self.rung = False  # for a bell that is rung once and for all, see `ring_for_good`
 
     def listen(self, wake: Callable[[], None]) -> None:
         """Call `wake` at the next ring; once, then forget it."""
         with self._lock:
             if not self.rung:
-                self._waiters[wake] = None
+                self.waiters[wake] = None
                 return
         wake()
 
     def leave(self, wake: Callable[[], None]) -> bool:
         """Stop listening; False if it was already rung for us, and whoever leaves unserved should pass the ring on."""
         with self._lock:
-            return self._waiters.pop(wake, self) is None
+            return self.waiters.pop(wake, self) is None
 
     def ring(self, n: int | None = None) -> None:
         """Wake the `n` who have waited longest, or all."""
-        if not self._waiters:
+        if not self.waiters:
             return
         with self._lock:
-            woken = list(self._waiters) if n is None else [w for w, _ in zip(self._waiters, range(n), strict=False)]
+            woken = list(self.waiters) if n is None else [w for w, _ in zip(self.waiters, range(n), strict=False)]
             for wake in woken:
-                del self._waiters[wake]
+                del self.waiters[wake]
         for wake in woken:
             wake()
 
@@ -79,9 +79,6 @@ class Bell:
         """Wake all, and everyone who will ever listen: closing, shutdown."""
         self.rung = True
         self.ring()
-
-    def __len__(self) -> int:
-        return len(self._waiters)
 
 
 class Waiter(Protocol):

@@ -183,7 +183,8 @@ class MemoryDriver:
         with self._lock:
             now = self._clock()
             found = self._space.queue(queue, now)
-            found.status, found.updated_at = status, now
+            found.status, found.takes, found.gives = status, status.takes, status.gives
+            found.updated_at = now
             wake_all(found)
 
     async def peek(self, queue: str, n: int, *, after: int = 0) -> list[Delivery]:
@@ -216,6 +217,8 @@ class MemoryDriver:
 
     async def put(self, queue: str, batch: Sequence[Envelope], *, stop: Bell | None = None) -> list[Put]:
         with self._lock:
+            if self._closed.rung:
+                raise MailboxConnectionError(f"{queue}: this client is closed", transient=False)
             now = self._clock()
             found = self._space.queue(queue, now)
             results = self._space.put(found, batch, now)
@@ -264,7 +267,7 @@ class MemoryDriver:
                     outcomes, settle = self._space.settle(found, settle, now), ()
                 if self._closed.rung:
                     return Claimed((), outcomes, buried, expired)
-                if not found.status.gives:
+                if not found.gives:
                     raise ServiceUnavailableError(f"{queue}: receiving is off (status {found.status})")
                 taken = self._space.claim(found, n, lease, claim_id, session, max_deliveries, again, now)
                 if not (outcomes or buried or expired) and (taken.deliveries or wait <= 0):
@@ -430,7 +433,7 @@ def _listen(queue: Queue, session: SessionClaim | None, waiter: Waiter, until: f
         bell = queue.bell
         queue.alarm = min(queue.alarm, until)
     else:
-        for id in [id for id, other in queue.session_bells.items() if not len(other)]:
+        for id in [id for id, other in queue.session_bells.items() if not other.waiters]:
             del queue.session_bells[id]
         bell = queue.session_bells.setdefault(session.id, Bell())
     bell.listen(waiter.wake)

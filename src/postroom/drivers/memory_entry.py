@@ -104,12 +104,15 @@ class Lane:
 
     def pop(self) -> Entry | None:
         fresh, back = self.fresh, self.back
-        while fresh and fresh[0].place != READY:
-            fresh.popleft()
-        while back and back[0][1].place != READY:
+        while back and back[0][1].place is not READY:
             heappop(back)
-        if fresh and (not back or fresh[0].seq <= back[0][0]):
-            return fresh.popleft()
+        while fresh:
+            if fresh[0].place is not READY:
+                fresh.popleft()
+            elif not back or fresh[0].seq <= back[0][0]:
+                return fresh.popleft()
+            else:
+                break
         return heappop(back)[1] if back else None
 
     def peek(self) -> Entry | None:

@@ -16,10 +16,11 @@ from collections import OrderedDict
 from heapq import heapify, heappop, heappush, nsmallest
 from itertools import count, islice
 from math import inf
+from operator import itemgetter
 
 from postroom.core.definition import QueueStatus, Rules
 from postroom.core.limits import MAX_RETURNS
-from postroom.core.message import Delivery, Envelope, add_attempt, make_handle
+from postroom.core.message import Delivery, Envelope, add_attempt
 from postroom.core.policy import smaller
 from postroom.drivers.api import TIDY
 from postroom.drivers.io import Bell
@@ -49,6 +50,7 @@ class Queue:
         self.rules = rules
         self.dead = dead  # its own dead letters; None when it is a dead-letter queue itself
         self.numbers = numbers
+        self.takes = self.gives = True  # what the status means, looked up with every call
         self.status = QueueStatus.ACTIVE
         self.created_at = self.updated_at = self.touched = now
         self.bell = Bell()  # rung when something became claimable
@@ -63,8 +65,7 @@ class Queue:
     def _clear(self) -> None:
         self.entries: dict[int, Entry] = {}
         self.ascending = True  # whether `entries` is in order of seq
-        self.lanes: dict[int, Lane] = {}
-        self.priorities: list[int] = []  # of the lanes, ascending
+        self.lanes: dict[int, Lane] = {}  # by priority, ascending
         self.due = Timers()
         self.expiry = Timers()
         self.leases: dict[str, Entry] = {}
@@ -88,9 +89,12 @@ class Queue:
     def add(self, envelope: Envelope, now: float, ttl: float | None) -> Entry:
         """Store a new message at the end of the queue."""
         seq = next(self.numbers)
-        entry = Entry(seq, envelope, READY, now, now)
-        self.entries[seq] = entry
+        entry = self.entries[seq] = Entry(seq, envelope, READY, now, now)
         self.bytes += envelope.size
+        if ttl is None and envelope.session_id is None and envelope.delay == 0:
+            lane = self.lanes.get(envelope.priority)
+            (self._lane(envelope.priority) if lane is None else lane).fresh.append(entry)
+            return entry
         if envelope.delay > 0:
             entry.due = now + envelope.delay
         if ttl is not None:
@@ -103,8 +107,7 @@ class Queue:
         elif entry.session is not None:
             self._join(entry, entry.session, now)
         else:
-            lane = self.lanes.get(envelope.priority)
-            (lane if lane is not None else self._lane(envelope.priority)).fresh.append(entry)
+            self._lane(envelope.priority).fresh.append(entry)
         return entry
 
     def admit(self, entry: Entry, now: float, ttl: float | None) -> None:
@@ -124,19 +127,19 @@ class Queue:
     def _lane(self, priority: int) -> Lane:
         lane = self.lanes.get(priority)
         if lane is None:
-            lane = self.lanes[priority] = Lane()
-            self.priorities = sorted(self.lanes)
+            lane = Lane()
+            self.lanes = dict(sorted([*self.lanes.items(), (priority, lane)], key=itemgetter(0)))
         return lane
 
     def _schedule(self, entry: Entry, at: float, place: Place = SCHEDULED) -> None:
         entry.place, entry.due = place, at
-        if place == SCHEDULED:
+        if place is SCHEDULED:
             self.scheduled += 1
         heappush(self.due.items, (at, entry.seq, entry))
 
     def _join(self, entry: Entry, session: Session, now: float) -> None:
         """A member of a session takes its place in line."""
-        kept = entry.place == PARKED or (entry.place == SCHEDULED and entry.delivered)
+        kept = entry.place is PARKED or (entry.place is SCHEDULED and entry.delivered)
         if not kept:  # delayed or parked after a delivery, it never left the line
             heappush(session.waiting, (entry.seq, entry))
         entry.place = BLOCKED
@@ -166,10 +169,10 @@ class Queue:
         show = head if free and head is not None and head.place in (READY, BLOCKED) else None
         shown = session.shown
         if shown is not show:
-            if shown is not None and shown.place == READY:
+            if shown is not None and shown.place is READY:
                 shown.place = BLOCKED
             session.shown = show
-        if show is not None and show.place == BLOCKED:
+        if show is not None and show.place is BLOCKED:
             show.place = READY
             heappush(self._lane(show.envelope.priority).back, (show.seq, show))
             if len(self.heads) > 64 + 2 * len(self.sessions):
@@ -202,7 +205,7 @@ class Queue:
         """The free session whose head is first in line."""
         while self.heads:
             entry = self.heads[0][2]
-            if entry.session is not None and entry.session.shown is entry and entry.place == READY:
+            if entry.session is not None and entry.session.shown is entry and entry.place is READY:
                 return entry.session
             heappop(self.heads)
         return None
@@ -215,7 +218,7 @@ class Queue:
 
     def remove(self, entry: Entry, now: float) -> None:
         """Terminal, or on its way to another queue: take it out of everything that counts."""
-        if entry.place == FLIGHT and entry.session is None and entry.expires_at is None:
+        if entry.place is FLIGHT and entry.session is None and entry.expires_at is None:
             self.in_flight -= 1  # the common case, an acknowledge, without the detours
             self._stale(self.due)
         else:
@@ -230,18 +233,18 @@ class Queue:
             self.leases.pop(past.handle, None)
         if entry.session is not None:
             self.rehead(entry.session, now)
-        if len(self.room):
+        if self.room.waiters:
             self.room.ring(1)
 
     def _leave_place(self, entry: Entry) -> None:
         place = entry.place
-        if place == FLIGHT:
+        if place is FLIGHT:
             self.in_flight -= 1
             if entry.session is not None:
                 entry.session.held.pop(entry.seq, None)
             self._stale(self.due)
-        elif place == SCHEDULED or place == PARKED:
-            self.scheduled -= place == SCHEDULED
+        elif place is SCHEDULED or place is PARKED:
+            self.scheduled -= place is SCHEDULED
             self._stale(self.due)
 
     def _let_go(self, entry: Entry) -> None:
@@ -258,7 +261,7 @@ class Queue:
             if timers is self.due:
                 timers.sweep(item for item in timers.items if item[2].place in _TIMED and item[2].due == item[0])
             else:
-                timers.sweep(item for item in timers.items if item[2].place != GONE)
+                timers.sweep(item for item in timers.items if item[2].place is not GONE)
 
     @staticmethod
     def uncount(entry: Entry) -> None:
@@ -304,13 +307,13 @@ class Queue:
             if entry.due != at or entry.place not in _TIMED:
                 self.due.stale = max(0, self.due.stale - 1)
                 continue
-            if entry.place == SCHEDULED:
+            if entry.place is SCHEDULED:
                 self.scheduled -= 1
                 self._back(entry, at)
-            elif entry.place == PARKED:
+            elif entry.place is PARKED:
                 self._back(entry, at)
                 judged.append(entry)
-            elif entry.place == FLIGHT:
+            elif entry.place is FLIGHT:
                 self._lapse(entry, now)
                 judged.append(entry)
         if self.locks:
@@ -341,9 +344,9 @@ class Queue:
             if not items or items[0][0] > now:
                 break
             _, _, entry = heappop(items)
-            if entry.place == GONE:
+            if entry.place is GONE:
                 self.expiry.stale = max(0, self.expiry.stale - 1)
-            elif entry.place != FLIGHT:  # in flight it is protected; nack and lapse look again
+            elif entry.place is not FLIGHT:  # in flight it is protected; nack and lapse look again
                 result.append(entry)
         return result
 
@@ -361,8 +364,8 @@ class Queue:
     # --- lending out ------------------------------------------------------------------------------------------
 
     def first_ready(self) -> Entry | None:
-        for priority in self.priorities:
-            entry = self.lanes[priority].pop()
+        for lane in self.lanes.values():
+            entry = lane.pop()
             if entry is not None:
                 return entry
         return None
@@ -374,7 +377,7 @@ class Queue:
             past = entry.past = Past()
         elif past.handle:
             self.leases.pop(past.handle, None)
-        handle = make_handle(entry.seq, claim_id)
+        handle = f"{entry.seq}.{claim_id}"  # make_handle, without the call
         past.attempts += 1
         past.handle, past.token, past.received_at, past.lease_until = handle, token, now, lease_until
         entry.place, entry.due = FLIGHT, lease_until

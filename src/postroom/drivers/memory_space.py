@@ -85,7 +85,7 @@ class Space:
 
     def revive(self, dead: Queue, seq: int, target: str | None, now: float) -> Outcome:
         entry = dead.entries.get(seq)
-        if entry is None or entry.place == FLIGHT:
+        if entry is None or entry.place is FLIGHT:
             return GONE
         past = entry.past
         if past is None or past.death is None:
@@ -107,26 +107,24 @@ class Space:
         rules = queue.rules
         if queue.dead is None:
             raise UnsupportedError(f"{queue.name}: messages become dead letters by dying, not by being sent there")
-        if not queue.status.takes:
+        if not queue.takes:
             error = ServiceUnavailableError(f"{queue.name}: sending is off (status {queue.status})")
             return [Refused(error) for _ in batch]
-        before = queue.ready
-        if rules.bounded:
+        bounded = rules.max_messages is not None or rules.max_bytes is not None
+        if bounded:
             self.tidy(queue, now, None)
+        before = queue.ready if queue.bell.waiters else 0
+        asks_nothing = not bounded and rules.sessions != "required"
         results: list[Put] = []
         for envelope in batch:
-            if (
-                not rules.bounded
-                and envelope.session_id is None
-                and envelope.dedup_id is None
-                and rules.sessions != "required"
-            ):
-                entry = queue.add(envelope, now, rules.ttl if envelope.ttl is None else envelope.ttl)
+            if asks_nothing and envelope.session_id is None and envelope.dedup_id is None:
+                ttl = envelope.ttl
+                entry = queue.add(envelope, now, rules.ttl if ttl is None else ttl)
                 results.append(Accepted(envelope.id, entry.seq))
             else:
                 results.append(self._put(queue, envelope, now))
         queue.touched = now
-        if len(queue.bell):
+        if queue.bell.waiters:
             if queue.ready > before:
                 queue.bell.ring(queue.ready - before)
             self._set_alarm(queue)
@@ -186,7 +184,7 @@ class Space:
         for entry in queue.browse(len(queue.entries), 0):
             if _no_room(queue, envelope) is None:
                 break
-            if entry.place != FLIGHT:
+            if entry.place is not FLIGHT:
                 queue.remove(entry, now)
                 dropped += 1
         queue.dropped += dropped
@@ -239,7 +237,7 @@ class Space:
                 else:
                     deliveries.append(queue.lend(entry, now, until, claim_id, token))
         queue.touched = now
-        if len(queue.bell):
+        if queue.bell.waiters:
             self._set_alarm(queue)
         if queue.session_bells:
             wake_sessions(queue)
@@ -298,7 +296,7 @@ class Space:
                     expired += self._expire(queue, entry, now)
                 elif queue.used_up(entry, limit):
                     buried += self._bury(queue, entry, "max_deliveries", "", now)
-            if len(queue.bell) and queue.ready > before:
+            if queue.bell.waiters and queue.ready > before:
                 queue.bell.ring(queue.ready - before)
             if queue.session_bells:
                 wake_sessions(queue)
@@ -315,7 +313,7 @@ class Space:
         entry = queue.leases.get(verdict.handle)
         if entry is None:
             return _why_not(queue, verdict.handle)
-        late = entry.place != FLIGHT or entry.due <= now
+        late = entry.place is not FLIGHT or entry.due <= now
         if late and (entry.session is not None or type(verdict) is Extend):
             return STALE
         kind = type(verdict)
@@ -395,7 +393,7 @@ class Space:
         target = self.dead_queue(queue)
         if target is queue.dead or not queue.rules.dead_lettering:
             return True, target
-        return target is not None and target.status.takes and _no_room(target, entry.envelope) is None, target
+        return target is not None and target.takes and _no_room(target, entry.envelope) is None, target
 
     def _bury(self, queue: Queue, entry: Entry, reason: str, description: str, now: float) -> int:
         """To the dead letters: 1; or 0 when they would not have it, and then it stays, parked."""
@@ -490,11 +488,11 @@ def lock_lost(queue: str, id: str) -> ReceiptHandleExpiredError:
 
 def holds(entry: Entry, claim_id: str, now: float) -> bool:
     past = entry.past
-    return entry.place == FLIGHT and past is not None and entry.due > now and past.handle.endswith("." + claim_id)
+    return entry.place is FLIGHT and past is not None and entry.due > now and past.handle.endswith("." + claim_id)
 
 
 def wake(queue: Queue, n: int) -> None:
-    if len(queue.bell):
+    if queue.bell.waiters:
         queue.bell.ring(n)
     if queue.session_bells:
         wake_sessions(queue)

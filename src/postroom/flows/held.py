@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
+import msgspec
+
 from postroom.core.message import Attempt, Death, Delivery
 from postroom.flows.link import Box
 
@@ -28,22 +30,21 @@ class Lease:
         self.lost = False
 
 
-class Held(Generic[T, R]):
+class Held(msgspec.Struct, Generic[T, R], eq=False):
     """A delivery with its body decoded. Times are aware UTC, by the store's clock."""
 
-    __slots__ = ("_box", "_delivery", "_final", "_lease", "_replies", "_unsure", "_until", "body")
-
+    _box: Box[T, R]
+    _delivery: Delivery
     body: T
+    _final: bool = False
+    _unsure: bool = False  # a settle went out and its answer was lost
+    _extended: float | None = None  # the end of the lease, once it was moved
+    _lease: Lease | None = None
+    _replies: int = 0
 
-    def __init__(self, box: Box[T, R], delivery: Delivery, body: T) -> None:
-        self._box = box
-        self._delivery = delivery
-        self.body = body
-        self._final = False
-        self._unsure = False  # a settle went out and its answer was lost
-        self._until = delivery.lease_until
-        self._lease: Lease | None = None
-        self._replies = 0
+    @property
+    def _until(self) -> float:
+        return self._delivery.lease_until if self._extended is None else self._extended
 
     @property
     def id(self) -> str:

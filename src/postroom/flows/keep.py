@@ -33,7 +33,7 @@ async def keep(held: Held[Any, Any], stop: Bell) -> None:
                 return
             continue  # the store is away for the moment; two thirds of the lease are left to try again
         if isinstance(outcome, Settled):
-            held._until = outcome.lease_until if outcome.lease_until is not None else held._until
+            held._extended = outcome.lease_until
         elif not held._final:
             held.lease.lost = True
             return

@@ -6,9 +6,10 @@ holders; what happens with them is in the other flows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 from postroom.core.address import check_queue, dead_letters_of, is_dead_letters, origin_of
 from postroom.core.codec import Codec, Reference, codec_for
@@ -41,33 +42,35 @@ class Link:
         self.emit = emit
         self.backoff = backoff or Backoff()
         self.opened: set[str] = set()  # names a mailbox of this client was opened for: where replies may go
+        self.boxes: WeakSet[Box[Any, Any]] = WeakSet()
         self.closing = Bell()
         self._puts: dict[str, Gatherer[Envelope, Put]] = {}
         self._settles: dict[str, Gatherer[Verdict, Outcome]] = {}
+        # Where sharing a call gains nothing the driver is called directly: a coroutine less on the hot path.
+        grouped = driver.capabilities.groups_commits
+        self.put: Callable[[str, Sequence[Envelope]], Coroutine[Any, Any, list[Put]]]
+        self.settle: Callable[[str, Sequence[Verdict]], Coroutine[Any, Any, list[Outcome]]]
+        self.put, self.settle = (self._put, self._settle) if grouped else (driver.put, driver.settle)
 
-    async def put(self, queue: str, batch: Sequence[Envelope]) -> list[Put]:
+    async def _put(self, queue: str, batch: Sequence[Envelope]) -> list[Put]:
         """Store a batch, together with what other callers of this client are storing at this moment."""
-        if self.closing.rung:
-            raise closed(queue)
-        if not self.driver.capabilities.groups_commits:
-            return await self.driver.put(queue, batch, stop=self.closing)
         gatherer = self._puts.get(queue)
         if gatherer is None:
-            act = partial(self.driver.put, queue, stop=self.closing)
-            gatherer = self._puts.setdefault(queue, Gatherer(self.driver.io, act))
+            gatherer = self._puts.setdefault(queue, Gatherer(self.driver.io, partial(self.driver.put, queue)))
         return await gatherer.run(batch)
 
-    async def settle(self, queue: str, batch: Sequence[Verdict]) -> list[Outcome]:
+    async def _settle(self, queue: str, batch: Sequence[Verdict]) -> list[Outcome]:
         """Carry out verdicts, together with those of other callers."""
-        if not self.driver.capabilities.groups_commits:
-            return await self.driver.settle(queue, batch)
         gatherer = self._settles.get(queue)
         if gatherer is None:
             gatherer = self._settles.setdefault(queue, Gatherer(self.driver.io, partial(self.driver.settle, queue)))
         return await gatherer.run(batch)
 
     async def close(self) -> None:
+        """Nobody waits here any more, nothing is sent from here any more, and the store is let go of."""
         self.closing.ring_for_good()
+        for box in list(self.boxes):
+            box.closing.ring_for_good()
         await self.driver.close()
 
 
@@ -82,9 +85,12 @@ class Box(Generic[T, R]):
         self.body_type = body_type
         self.reply_type = reply_type
         self.codec: Codec[T] = Reference(body_type) if link.driver.capabilities.by_reference else codec_for(body_type)
-        self.closing = Bell()  # rung when this mailbox is closed
+        self.closing = Bell()  # rung when this mailbox is closed, or its client
         self.ready = False  # the queue is known to exist
         link.opened.add(self.name)
+        link.boxes.add(self)
+        if link.closing.rung:
+            self.closing.ring_for_good()
 
     def dead_letters(self) -> Box[T, R]:
         """The box of the dead letters; which queue that is, is found out when it is first used."""

@@ -152,7 +152,7 @@ async def receive(link: Link, queue: str, options: ReceiveOptions | None) -> lis
             f"{link.driver.capabilities.store} has one lock duration a queue; leave lock_duration out"
         )
     lease = None if o.lock_duration is None else limits.seconds(o.lock_duration, "lock_duration", 0, limits.MAX_LEASE)
-    session = receiving.check_session(o.session_id)
+    session = None if o.session_id is None else receiving.named_session(o.session_id)
     wait: float = limits.seconds(o.timeout, "timeout", 0, limits.MAX_WAIT)
     if o.accept_any_session:
         session = await _any_session(link, queue, lease, wait)

@@ -35,7 +35,7 @@ async def receive(
     max_deliveries: int | None = None,
 ) -> list[tuple[Delivery, T]]:
     """Take up to `n` messages, waiting up to `wait` seconds for the first one; [] when there was none."""
-    if box.closing.rung or box.link.closing.rung:
+    if box.closing.rung:
         return []
     if not box.ready:
         await open_box(box)
@@ -44,10 +44,12 @@ async def receive(
         claimed = await claim(box.link, box.name, n, lease, wait, session, max_deliveries, box.closing)
         deliveries = claimed.deliveries
         if deliveries:
-            taken = await decode(box, deliveries)
+            taken, bad = decode(box, deliveries)
+            if bad:
+                await _put_away(box, bad)
             if taken:
                 return taken
-        if wait <= 0 or box.closing.rung or box.link.closing.rung:
+        if wait <= 0 or box.closing.rung:
             return []
         if not deliveries and box.driver.capabilities.max_poll is None:
             return []
@@ -94,8 +96,10 @@ async def _abandon(link: Link, queue: str, claim_id: str) -> None:
         pass  # the store is away: the lease lapses by itself, and the caller has an error already
 
 
-async def decode(box: Box[T, R], deliveries: Sequence[Delivery]) -> list[tuple[Delivery, T]]:
-    """(delivery, body) of those that decode. The others go to the dead letters, and never hide their neighbours."""
+def decode(
+    box: Box[T, R], deliveries: Sequence[Delivery]
+) -> tuple[list[tuple[Delivery, T]], list[tuple[Delivery, str]]]:
+    """(delivery, body) of those that decode, and (delivery, why not) of the others, which never hide them."""
     decode = box.codec.decode
     taken: list[tuple[Delivery, T]] = []
     bad: list[tuple[Delivery, str]] = []
@@ -111,9 +115,7 @@ async def decode(box: Box[T, R], deliveries: Sequence[Delivery]) -> list[tuple[D
                 taken.append((delivery, envelope.body))  # type: ignore[arg-type]  # documented: bytes where undecodable
             else:
                 bad.append((delivery, str(error)))
-    if bad:
-        await _put_away(box, bad)
-    return taken
+    return taken, bad
 
 
 async def _put_away(box: Box[T, R], bad: Sequence[tuple[Delivery, str]]) -> None:
@@ -161,9 +163,7 @@ def check(
     return lease, limits.seconds(wait_time_seconds, "wait_time_seconds", 0, limits.MAX_WAIT)
 
 
-def check_session(session_id: str | None) -> SessionClaim | None:
-    if session_id is None:
-        return None
+def named_session(session_id: str) -> SessionClaim:
     if not isinstance(session_id, str) or not session_id:
         raise InvalidParameterError(f"session_id must be a non-empty str, not {session_id!r:.80}")
     return SessionClaim(session_id)

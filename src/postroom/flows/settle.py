@@ -34,10 +34,6 @@ class SettleResult:
         return self.error is None
 
 
-async def acknowledge(held: Held[Any, Any]) -> None:
-    await finish(held, Ack(held._delivery.handle))
-
-
 async def nack(held: Held[Any, Any], visibility_timeout: Seconds) -> None:
     delay = limits.seconds(visibility_timeout, "visibility_timeout", 0, limits.MAX_LEASE)
     await finish(held, Release(held._delivery.handle, delay))
@@ -107,7 +103,7 @@ async def extend(held: Held[Any, Any], timeout: Seconds) -> None:
         )
     [outcome] = await held._box.link.settle(held._box.name, (Extend(held._delivery.handle, lease),))
     if isinstance(outcome, Settled):
-        held._until = outcome.lease_until if outcome.lease_until is not None else now + lease
+        held._extended = outcome.lease_until if outcome.lease_until is not None else now + lease
     else:
         judge(held, outcome)
 
@@ -117,7 +113,7 @@ async def conclude(held: Held[Any, Any], failure: BaseException | None) -> bool:
     if held._final:
         return isinstance(failure, HandlerOutcome)
     if failure is None or isinstance(failure, Discard):
-        await acknowledge(held)
+        await finish(held, Ack(held._delivery.handle))
     else:
         verdict = verdict_on(failure, held._delivery, held._box.link.backoff, random.random())
         try:
