@@ -36,6 +36,7 @@ from postroom.drivers.memory_queue import Queue
 from postroom.drivers.memory_space import Space, holds, lock_lost, wake, wake_all
 from postroom.errors import (
     ConfigurationError,
+    MailboxConnectionError,
     MailboxFullError,
     QueueNotFoundError,
     ServiceUnavailableError,
