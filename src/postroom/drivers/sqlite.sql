@@ -318,17 +318,14 @@ DELETE FROM postroom_session WHERE queue = ?1
 -- name: unblock_all
 UPDATE postroom_message SET blocks = NULL WHERE blocks = ?1
 
--- name: blocking
-SELECT DISTINCT blocks, session FROM postroom_message WHERE queue = ?1 AND state = 1 AND blocks IS NOT NULL
-
 -- name: some_ready
-SELECT seq, size, body_ref, blocks, session FROM postroom_message WHERE queue = ?1 AND state = 1 LIMIT ?2
+SELECT seq, size, body_ref, blocks, session FROM postroom_message WHERE queue = ?1 AND state = 1 AND seq <= ?2 LIMIT ?3
 
 -- name: some_due
-SELECT seq, size, body_ref, blocks, session FROM postroom_message WHERE queue = ?1 AND due_at IS NOT NULL LIMIT ?2
+SELECT seq, size, body_ref, blocks, session FROM postroom_message WHERE queue = ?1 AND due_at IS NOT NULL AND seq <= ?2 LIMIT ?3
 
 -- name: some_blocked
-SELECT seq, size, body_ref, blocks, session FROM postroom_message WHERE queue = ?1 AND session IS NOT NULL LIMIT ?2
+SELECT seq, size, body_ref, blocks, session FROM postroom_message WHERE queue = ?1 AND session IS NOT NULL AND seq <= ?2 LIMIT ?3
 
 -- name: priorities
 WITH RECURSIVE p (priority) AS (

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
 from postroom.core.message import Claimed, Delivery, SessionClaim, make_handle, unpack_head, unpack_record
 from postroom.drivers.api import TIDY
 from postroom.drivers.sqlite_file import SQL
-from postroom.drivers.sqlite_step import BLOCKED, FLIGHT, READY, Queue, Row, Step
+from postroom.drivers.sqlite_ledger import Queue
+from postroom.drivers.sqlite_step import BLOCKED, FLIGHT, READY, Row, Step
 from postroom.errors import ReceiptHandleExpiredError, UnsupportedError
 
 _LAST = (1 << 63) - 1
@@ -52,11 +56,12 @@ def claim(
          head, record, data, body_ref, *_) = row
         # fmt: on
         if body_ref is not None:
-            data = step.run(body, (body_ref,)).fetchone()[0]
+            found = step.run(body, (body_ref,)).fetchone()
+            data = b"" if found is None else found[0]
         death, history = unpack_record(record) if record is not None else (None, ())
         deliveries.append(
             Delivery(
-                unpack_head(id, data, head, session_id=member, priority=priority, size=size, ttl=ttl),
+                unpack_head(id, cast(bytes, data), head, session_id=member, priority=priority, size=size, ttl=ttl),
                 make_handle(seq, claim_id),
                 attempts + 1,
                 seq,
@@ -187,7 +192,7 @@ def _take_named(taking: _Taking, wanted: SessionClaim, until: float) -> float:
     return lock_until
 
 
-def held(step: Step, queue: Queue, claim_id: str, seqs: list[int] | None) -> list[Row]:
+def held(step: Step, queue: Queue, claim_id: str, seqs: Sequence[int] | None) -> list[Row]:
     """What a claim holds still. `seqs` is what this process remembers of it, None if it knows nothing."""
     if seqs is None:
         seqs = [seq for (seq,) in step.run(SQL["held_by"], (queue.id, step.now, claim_id)).fetchall()]
@@ -202,6 +207,12 @@ def held(step: Step, queue: Queue, claim_id: str, seqs: list[int] | None) -> lis
         and row.due_at is not None
         and row.due_at > step.now
     ]
+
+
+def held_deliveries(step: Step, queue: Queue, claim_id: str, seqs: Sequence[int] | None) -> list[Delivery]:
+    """The same messages again, with the same count and deadline: the answer to a claim was lost."""
+    rows = held(step, queue, claim_id, seqs)
+    return [delivery(step, row, handle=make_handle(row.seq, claim_id), state="in_flight") for row in rows]
 
 
 def delivery(step: Step, row: Row, *, handle: str, state: str) -> Delivery:

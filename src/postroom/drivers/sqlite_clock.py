@@ -54,22 +54,22 @@ class StoreClock:
         self._boot = boot if boot is not None else boot_name()
         self.now: Callable[[], float] = wall
 
-    def start(self, connection: sqlite3.Connection) -> bool:
+    def start(self, run: Callable[..., sqlite3.Cursor]) -> bool:
         """Read this boot's offset, or, first in a boot, write it. Called in a write transaction; True if it wrote."""
-        latest: float = connection.execute("SELECT touched_at FROM postroom_tally WHERE queue = 0").fetchone()[0]
+        latest: float = run("SELECT touched_at FROM postroom_tally WHERE queue = 0").fetchone()[0]
         ticks, boot = self._ticks, self._boot
         if ticks is None or boot is None:
             self.now = _never_back(self._wall, latest)
             return False
         key = f"clock:{boot}"
-        row = connection.execute("SELECT value FROM postroom_store WHERE name = ?", (key,)).fetchone()
+        row = run("SELECT value FROM postroom_store WHERE name = ?", (key,)).fetchone()
         offset: float = row[0] if row is not None else max(self._wall(), latest) - ticks()
         self.now = lambda: ticks() + offset
         if row is not None:
             return False
-        connection.execute("INSERT INTO postroom_store (name, value) VALUES (?, ?)", (key, offset))
+        run("INSERT INTO postroom_store (name, value) VALUES (?, ?)", (key, offset))
         # Offsets rise from boot to boot as the boot-time clock starts at 0: the lowest are the oldest.
-        connection.execute(
+        run(
             "DELETE FROM postroom_store WHERE name IN (SELECT name FROM postroom_store WHERE name GLOB 'clock:*' "
             "AND name <> ? ORDER BY value DESC LIMIT -1 OFFSET ?)",
             (key, _KEPT - 1),

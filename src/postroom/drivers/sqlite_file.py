@@ -173,7 +173,7 @@ def _use_wal(path: str, connection: sqlite3.Connection, busy_timeout: float) -> 
             continue
         if mode != "wal":
             raise ConfigurationError(
-                f"{path}: SQLite cannot use write-ahead logging here (it stays at {mode!r}); put the file on a local disk"
+                f"{path}: SQLite cannot use write-ahead logging here ({mode!r} stays); put the file on a local disk"
             )
         return
 
@@ -224,7 +224,9 @@ def translate(error: sqlite3.Error, path: str) -> MailboxError:
                 f"{text}: this user may not write there; the file and its directory must be writable", code=name
             )
         case sqlite3.SQLITE_CANTOPEN:
-            return MailboxConnectionError(f"{text}: does the directory exist, and may this user write to it?", code=name)
+            return MailboxConnectionError(
+                f"{text}: does the directory exist, and may this user write to it?", code=name
+            )
         case sqlite3.SQLITE_TOOBIG:
             return InvalidParameterError(f"{text}: a value is larger than SQLite can hold", code=name)
         case sqlite3.SQLITE_ERROR if "no such table" in str(error) or "no such column" in str(error):
@@ -236,8 +238,8 @@ def translate(error: sqlite3.Error, path: str) -> MailboxError:
 def unsure(error: BaseException, path: str) -> MailboxError:
     """The disk failed to sync, and then failed again when we tried to make sure that nothing is left of it."""
     return DurabilityError(
-        f"{path}: {error}: the disk failed while a change was made durable, and it is not known whether the change will "
-        "be there after a restart. Look at the disk before you send again",
+        f"{path}: {error}: the disk failed while a change was made durable, and it is not known whether "
+        "the change will be there after a restart. Look at the disk before you send again",
         code=getattr(error, "sqlite_errorname", None),
     )
 

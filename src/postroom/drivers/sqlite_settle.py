@@ -19,14 +19,14 @@ from postroom.core.message import (
     Outcome,
     Put,
     Refused,
-    Release,
     Return,
     Settled,
     Verdict,
     parse_handle,
 )
 from postroom.drivers.sqlite_file import SQL
-from postroom.drivers.sqlite_step import FLIGHT, Queue, Row, Step
+from postroom.drivers.sqlite_ledger import Queue
+from postroom.drivers.sqlite_step import FLIGHT, Row, Step
 from postroom.errors import InvalidParameterError, MailboxError, MailboxFullError, UnsupportedError
 
 _PutReply = Callable[[Step, str, Envelope], Put]
@@ -89,9 +89,7 @@ def _valid(row: Row, now: float) -> bool:
     return row.state == FLIGHT and row.due_at is not None and row.due_at > now
 
 
-def _acknowledge(
-    step: Step, queue: Queue, verdict: Ack, seq: int, claim_id: str, put_reply: _PutReply
-) -> Outcome:
+def _acknowledge(step: Step, queue: Queue, verdict: Ack, seq: int, claim_id: str, put_reply: _PutReply) -> Outcome:
     found = step.run(SQL["acknowledge"], (seq, queue.id, claim_id)).fetchone()
     if found is not None:
         size, body_ref = found

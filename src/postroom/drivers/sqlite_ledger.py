@@ -1,0 +1,244 @@
+"""The books of one transaction: which queues there are, which numbers are given out, what is counted, whom to tell.
+
+Knows nothing of what happens to messages; that is `sqlite_step`, which keeps its books here.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+
+import msgspec
+
+from postroom.core.definition import QueueStatus, Rules
+from postroom.drivers.sqlite_file import SQL
+from postroom.errors import MailboxFullError, QueueNotFoundError
+
+_NEVER = float("inf")
+_decode_rules = msgspec.msgpack.Decoder(Rules).decode
+pack_rules = msgspec.msgpack.Encoder().encode
+
+
+class Queue(msgspec.Struct, frozen=True, gc=False):
+    """What a process remembers of a queue, as long as the store's edition is the one it was read at."""
+
+    id: int
+    name: str
+    rules: Rules
+    status: QueueStatus
+    sessions: bool  # whether it ever had a message with a session
+    created_at: float
+    updated_at: float
+    dead: int | None  # the id of its own dead-letter queue; None: it is one itself
+
+
+class Catalog:
+    """The queues of one namespace, as last read."""
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+        self.edition = -1
+        self.names: dict[str, Queue] = {}
+        self.ids: dict[int, Queue] = {}
+
+    def keep(self, queue: Queue) -> None:
+        self.names[queue.name] = self.ids[queue.id] = queue
+
+    def forget(self) -> None:
+        self.edition = -1
+        self.names.clear()
+        self.ids.clear()
+
+
+class News:
+    """What others should hear of once it is committed."""
+
+    __slots__ = ("changed", "due", "ready", "room")
+
+    def __init__(self) -> None:
+        self.ready: dict[int, int] = {}  # queue -> how many messages became claimable
+        self.due: dict[int, float] = {}  # queue -> when time will change something there
+        self.room: dict[int, int] = {}  # bounded queue -> how many messages left it
+        self.changed: set[int] = set()  # queues whose definition changed
+
+    def __bool__(self) -> bool:
+        return bool(self.ready or self.due or self.room or self.changed)
+
+
+class Idle(Exception):  # not an error: the driver deletes the queue and says that it is gone
+    """A queue was left alone for as long as its definition allows."""
+
+    def __init__(self, queue: Queue) -> None:
+        super().__init__(queue.name)
+        self.queue = queue
+
+
+class Ledger:
+    """The books of one transaction: queues, numbers, counts and news."""
+
+    def __init__(self, connection: sqlite3.Connection, catalog: Catalog, now: float) -> None:
+        self.run: Callable[..., sqlite3.Cursor] = connection.execute
+        self.run_many: Callable[..., sqlite3.Cursor] = connection.executemany
+        self.catalog = catalog
+        self.now = now
+        self.counter = 0
+        self.next_due = _NEVER  # of the queue looked at last: messages and locks
+        self.next_expiry = _NEVER
+        self.news = News()
+        self._counts: dict[int, list[int]] = {}  # queue -> messages, bytes
+        self._odd: dict[int, list[int]] = {}  # queue -> dropped, expired
+
+    # --- queues ------------------------------------------------------------------------------------------------
+
+    def queue(self, name: str) -> Queue:
+        """The queue, its rules as they are now. An idle queue that is due for deletion is deleted here."""
+        found = self.look(name)
+        if found is None:
+            raise QueueNotFoundError(f"{name}: no such queue; create_queue() makes one, and so does opening a mailbox")
+        if found.rules.auto_delete_on_idle is not None:
+            self._touch(found, found.rules.auto_delete_on_idle)
+        return found
+
+    def queue_unless_idle(self, name: str) -> None:
+        """Look whether it is time to delete it, without that being a use of it."""
+        found = self.look(name)
+        if found is not None and (idle := found.rules.auto_delete_on_idle) is not None:
+            touched = self.run(SQL["tally"], (found.id,)).fetchone()[4]
+            if self.now - touched >= idle:
+                raise Idle(found)
+
+    def look(self, name: str) -> Queue | None:
+        catalog = self.catalog
+        found = catalog.names.get(name)
+        if found is not None:
+            if self._look_at(found.id) == catalog.edition:
+                return found
+            catalog.forget()
+        edition, counter = self.run(SQL["edition"]).fetchone()
+        self._know(edition, counter)
+        found = self._read(SQL["find_queue"], (catalog.namespace, name))
+        if found is not None:
+            self._look_at(found.id)
+        return found
+
+    def known(self, name: str) -> Queue:
+        """A queue this step has looked at already."""
+        found = self.catalog.names.get(name)
+        return found if found is not None else self.queue(name)
+
+    def reread(self, queue: Queue) -> float:
+        """When time changes something at this queue next, after what this step did."""
+        self._look_at(queue.id)
+        return self.next_due
+
+    def last_number(self) -> int:
+        if not self.counter:
+            self.counter = self.run(SQL["edition"]).fetchone()[1]
+        return self.counter
+
+    @property
+    def time_has_work(self) -> bool:
+        return self.next_due <= self.now or self.next_expiry <= self.now
+
+    def queue_by_id(self, id: int) -> Queue | None:
+        """Another queue that plays a part in this step, such as a dead-letter queue."""
+        return self.catalog.ids.get(id) or self._read(SQL["find_queue_by_id"], (id,))
+
+    def _look_at(self, id: int) -> int:
+        edition: int
+        edition, counter, due, lock, expiry = self.run(SQL["look"], (id,)).fetchone()
+        if counter > self.counter:
+            self.counter = counter
+        self.next_due = _NEVER if due is None else due
+        if lock is not None and lock < self.next_due:
+            self.next_due = lock
+        self.next_expiry = _NEVER if expiry is None else expiry
+        return edition
+
+    def _know(self, edition: int, counter: int) -> None:
+        if self.catalog.edition != edition:
+            self.catalog.forget()
+            self.catalog.edition = edition
+        if counter > self.counter:
+            self.counter = counter
+
+    def _read(self, sql: str, params: tuple[object, ...]) -> Queue | None:
+        row = self.run(sql, params).fetchone()
+        if row is None:
+            return None
+        id, name, _, rules, status, sessions, created_at, updated_at, dead = row
+        found = Queue(id, name, _decode_rules(rules), QueueStatus(status), bool(sessions), created_at, updated_at, dead)
+        self.catalog.keep(found)
+        return found
+
+    def new_edition(self) -> None:
+        """A definition changed: whoever remembers queues must read them again."""
+        (edition,) = self.run(SQL["new_edition"]).fetchone()
+        self.catalog.forget()
+        self.catalog.edition = edition
+
+    def _touch(self, queue: Queue, idle: float) -> None:
+        touched = self.run(SQL["tally"], (queue.id,)).fetchone()[4]
+        if self.now - touched >= idle:
+            raise Idle(queue)
+        if self.now - touched > min(1.0, idle / 100):
+            self._counts.setdefault(queue.id, [0, 0])
+
+    # --- counting ----------------------------------------------------------------------------------------------
+
+    def number(self, n: int = 1) -> int:
+        """The first of `n` new numbers: for seqs, fencing tokens and the ids of queues."""
+        first = self.counter + 1
+        self.counter += n
+        return first
+
+    def count(self, queue: int, messages: int, size: int) -> None:
+        counts = self._counts.get(queue)
+        if counts is None:
+            self._counts[queue] = [messages, size]
+        else:
+            counts[0] += messages
+            counts[1] += size
+
+    def count_odd(self, queue: int, dropped: int, expired: int) -> None:
+        odd = self._odd.setdefault(queue, [0, 0])
+        odd[0] += dropped
+        odd[1] += expired
+
+    def finish(self) -> None:
+        """Write the counts. Nothing is written by a step that changed nothing."""
+        for queue, (messages, size) in self._counts.items():
+            self.run(SQL["count"], (messages, size, self.counter, self.now, queue))
+        for queue, (dropped, expired) in self._odd.items():
+            self.run(SQL["count_odd"], (dropped, expired, queue))
+        self._counts.clear()
+        self._odd.clear()
+
+    def room_of(self, queue: Queue) -> tuple[int, int]:
+        """(messages, bytes) that count against the limits of a bounded queue, this step's own included."""
+        live, size = self.run(SQL["tally"], (queue.id,)).fetchone()[:2]
+        own = self._counts.get(queue.id)
+        return (live, size) if own is None else (live + own[0], size + own[1])
+
+    def no_room(self, queue: Queue, size: int) -> MailboxFullError | None:
+        rules = queue.rules
+        if not rules.bounded:
+            return None
+        live, taken = self.room_of(queue)
+        if rules.max_messages is not None and live >= rules.max_messages:
+            return MailboxFullError(f"{queue.name}: full with {live} of {rules.max_messages} messages")
+        if rules.max_bytes is not None and taken + size > rules.max_bytes:
+            return MailboxFullError(
+                f"{queue.name}: {taken} of {rules.max_bytes} bytes are taken, no room for {size} more"
+            )
+        return None
+
+    def rings(self, queue: int, n: int = 1) -> None:
+        """`n` more messages are claimable; those who wait for a certain session look at any ring, also one for none."""
+        ready = self.news.ready
+        ready[queue] = ready.get(queue, 0) + n
+
+    def due(self, queue: int, at: float) -> None:
+        due = self.news.due
+        if at < due.get(queue, _NEVER):
+            due[queue] = at

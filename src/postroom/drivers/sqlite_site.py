@@ -1,0 +1,147 @@
+"""What the drivers of one file share within one process: who waits, what was claimed lately, and the write lock.
+
+Sync and async clients may sit on the same file. They take turns at a lock of the process before they ask SQLite for
+its own, because whoever finds that one taken sleeps for milliseconds, and they wake one another without a datagram.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from postroom.core.message import Delivery
+from postroom.drivers.io import Bell
+from postroom.drivers.sqlite_ledger import News
+
+FENCE = 60.0
+_REMEMBERED = 10_000  # claims of this process, by id: an abandoned one finds what it took without a search
+
+
+class Post:
+    """Those of this process who wait at one queue."""
+
+    __slots__ = ("alarm", "claims", "room", "sessions")
+
+    def __init__(self) -> None:
+        self.claims = Bell()
+        self.sessions = Bell()  # for one certain session: they look at every ring, and must not swallow the others'
+        self.room = Bell()
+        self.alarm = math.inf  # when the first of those who wait will look by itself
+
+    def ring(self, n: int) -> None:
+        if n:
+            self.claims.ring(n)
+        self.sessions.ring()
+
+    def ring_all(self) -> None:
+        self.claims.ring()
+        self.sessions.ring()
+        self.room.ring()
+
+    def due(self, at: float) -> None:
+        """Something is due at `at`: if all would sleep past it, one of them must know."""
+        if at < self.alarm and self.claims.waiters:
+            self.alarm = at
+            self.claims.ring(1)
+        self.sessions.ring()
+
+    def __len__(self) -> int:
+        return len(self.claims.waiters) + len(self.sessions.waiters) + len(self.room.waiters)
+
+
+class Site:
+    """One file, as this process uses it."""
+
+    def __init__(self, key: object) -> None:
+        self.key = key
+        self.users = 0
+        self.lock = threading.Lock()
+        self.posts: dict[int, Post] = {}
+        self.fences: dict[str, float] = {}
+        self.claims: OrderedDict[str, list[int]] = OrderedDict()
+        self.waiting = 0
+        self.tell: Callable[[News], None] | None = None  # to the other processes, once the doorbell is there
+
+    def post(self, queue: int) -> Post:
+        post = self.posts.get(queue)
+        return post if post is not None else self.posts.setdefault(queue, Post())
+
+    def attend(self) -> None:
+        """Somebody is about to wait: listen to the other processes."""
+
+    def publish(self, news: News) -> None:
+        """Wake whom a committed step concerns. Never fails, and may be lost: a lost ring costs a poll."""
+        posts = self.posts
+        if posts:
+            for queue, n in news.ready.items():
+                if (post := posts.get(queue)) is not None:
+                    post.ring(n)
+            for queue, at in news.due.items():
+                if (post := posts.get(queue)) is not None:
+                    post.due(at)
+            for queue, n in news.room.items():
+                if (post := posts.get(queue)) is not None:
+                    post.room.ring(n)
+            for queue in news.changed:
+                if (post := posts.get(queue)) is not None:
+                    post.ring_all()
+        if self.tell is not None:
+            self.tell(news)
+
+    # --- claims of this process, by id ---------------------------------------------------------------------------
+
+    def remember(self, claim_id: str, deliveries: Sequence[Delivery]) -> None:
+        claims = self.claims
+        claims[claim_id] = [delivery.seq for delivery in deliveries]
+        if len(claims) > _REMEMBERED:
+            try:
+                claims.popitem(last=False)
+            except KeyError:
+                pass  # another thread was faster
+
+    def fence(self, claim_id: str, now: float) -> None:
+        for id in [id for id, until in list(self.fences.items()) if until <= now]:
+            self.fences.pop(id, None)
+        self.fences[claim_id] = now + FENCE
+
+    def fenced(self, claim_id: str, now: float) -> bool:
+        return self.fences.get(claim_id, 0.0) > now
+
+
+_sites: dict[object, Site] = {}
+_sites_lock = threading.Lock()
+
+
+def enter(key: object) -> Site:
+    """The site of this file; made by its first user."""
+    with _sites_lock:
+        site = _sites.get(key)
+        if site is None:
+            site = _sites[key] = Site(key)
+        site.users += 1
+        return site
+
+
+def leave(site: Site) -> bool:
+    """True for the last user, who locks up."""
+    with _sites_lock:
+        site.users -= 1
+        if site.users > 0:
+            return False
+        if _sites.get(site.key) is site:
+            del _sites[site.key]
+        return True
+
+
+def _after_fork() -> None:
+    # The child has none of the parent's threads, and its locks are as some thread of the parent left them.
+    global _sites_lock
+    _sites_lock = threading.Lock()
+    _sites.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,178 @@
+"""The connections of one driver, and the transactions its steps run in."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from postroom.drivers.clock import Clock
+from postroom.drivers.sqlite_clock import StoreClock
+from postroom.drivers.sqlite_file import connect, failed_to_sync, identity, prepare, translate, unsure
+from postroom.drivers.sqlite_ledger import Catalog
+from postroom.drivers.sqlite_settings import Settings
+from postroom.drivers.sqlite_site import Site, enter, leave
+from postroom.drivers.sqlite_step import Step
+from postroom.errors import MailboxConnectionError
+
+T = TypeVar("T")
+
+# A new boot continues the numbers well above the last one that reached the disk: a claim is not synced, so a power cut
+# may have taken the latest of them back, and a fencing token must not be given out twice.
+_BOOT_GAP = 1 << 20
+
+# Connections of a parent process. A forked child must neither use nor close them: closing any descriptor of a file
+# drops the locks, and the last close would fold the log under the parent's feet. So the child lets them leak.
+_leaked: list[object] = []
+
+
+class Store:
+    """One driver's use of a file. Opens it at once, so that a wrong path fails when connecting."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.path = os.path.abspath(settings.path)
+        self.settings = settings
+        self._clock: Clock | None = settings.clock
+        self._closed = False
+        self._open()
+
+    def _open(self) -> None:
+        prepare(self.path, self.settings.busy_timeout)
+        key = identity(self.path)
+        self._pid = os.getpid()
+        self.site: Site = enter(key)
+        self._reading = threading.Lock()
+        self._catalog = Catalog(self.settings.namespace)
+        self._read_catalog = Catalog(self.settings.namespace)
+        self._full = False
+        try:
+            self._writer = self._connect()
+            self._reader = self._connect()
+            self._reader.execute("PRAGMA query_only = ON")
+            self.clock: Clock = self._clock if self._clock is not None else self._start_clock()
+        except BaseException:
+            leave(self.site)
+            raise
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            return connect(self.path, self.settings.busy_timeout)
+        except sqlite3.Error as error:
+            raise translate(error, self.path) from error
+
+    def _start_clock(self) -> Clock:
+        clock = StoreClock()
+
+        def start(step: Step) -> None:
+            if clock.start(step.run):
+                if step.last_number():
+                    step.number(_BOOT_GAP)
+                step.count(0, 0, 0)
+                step.now = clock.now()
+
+        self.clock = clock
+        self.write(start, full=True)
+        return clock
+
+    def now(self) -> float:
+        return self.clock.now()
+
+    # --- transactions ------------------------------------------------------------------------------------------
+
+    def write(self, work: Callable[[Step], T], full: bool) -> T:
+        """Carry out a step, commit it, and tell whom it concerns."""
+        if self._pid != os.getpid():
+            self._after_fork()
+        site = self.site
+        with site.lock:
+            connection = self._ready(full)
+            committing = False
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                step = Step(connection, self._catalog, self.clock.now())
+                result = work(step)
+                step.finish()
+                committing = True
+                connection.execute("COMMIT")
+            except BaseException as error:
+                self._catalog.forget()
+                self._undo(connection, committing and failed_to_sync(error), error)
+                if isinstance(error, sqlite3.Error):
+                    raise translate(error, self.path) from error
+                raise
+        if step.news:
+            site.publish(step.news)
+        return result
+
+    def read(self, work: Callable[[Step], T]) -> T:
+        """Look at one state of the store, beside whoever writes."""
+        if self._pid != os.getpid():
+            self._after_fork()
+        with self._reading:
+            connection = self._reader
+            self._check_open()
+            try:
+                if connection.in_transaction:  # left behind by an interrupt
+                    connection.execute("ROLLBACK")
+                connection.execute("BEGIN")
+                step = Step(connection, self._read_catalog, self.clock.now())
+                result = work(step)
+                connection.execute("COMMIT")
+                return result
+            except BaseException as error:
+                self._read_catalog.forget()
+                self._undo(connection, False, error)
+                if isinstance(error, sqlite3.Error):
+                    raise translate(error, self.path) from error
+                raise
+
+    def _ready(self, full: bool) -> sqlite3.Connection:
+        self._check_open()
+        connection = self._writer
+        if connection.in_transaction:  # an interrupt struck while another one was being dealt with
+            connection.execute("ROLLBACK")
+        if full is not self._full:
+            # Only possible between transactions, and cheaper (1 us) than a second connection, whose cache of pages
+            # would be void after each commit of the first.
+            connection.execute("PRAGMA synchronous = FULL" if full else "PRAGMA synchronous = NORMAL")
+            self._full = full
+        return connection
+
+    def _undo(self, connection: sqlite3.Connection, may_be_there: bool, error: BaseException) -> None:
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            if may_be_there:
+                # The frames of the refused commit are in the log, complete but unsynced: a crash now could bring them
+                # back. The next commit overwrites them, so make one; it needs no sync to take them out of the chain.
+                connection.execute("PRAGMA synchronous = NORMAL")
+                self._full = False
+                connection.execute("UPDATE postroom_tally SET counter = counter + 1 WHERE queue = 0")
+        except sqlite3.Error:
+            if may_be_there:
+                raise unsure(error, self.path) from error
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise MailboxConnectionError(f"{self.path}: this connection is closed; connect again", transient=False)
+
+    # --- the end -----------------------------------------------------------------------------------------------
+
+    def _after_fork(self) -> None:
+        _leaked.append((self._writer, self._reader, self.site))
+        self._open()
+
+    def close(self) -> None:
+        """Let go. Messages in flight stay in flight."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._pid != os.getpid():
+            _leaked.append((self._writer, self._reader, self.site))
+            return
+        with self.site.lock, self._reading:
+            self._reader.close()
+            self._writer.close()
+        leave(self.site)
