@@ -1,0 +1,1 @@
+"""Tools for tests of your own."""

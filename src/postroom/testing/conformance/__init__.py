@@ -1,0 +1,27 @@
+"""The conformance suite: one suite, every store, both flavours.
+
+Describe your store and subclass `Conformance`; pytest does the rest:
+
+    from postroom.testing.conformance import Conformance, UrlStore
+
+    class MyStore(UrlStore):
+        def url_of(self, tmp_path):
+            return f"mystore://{tmp_path}/test"
+
+    class TestMyStore(Conformance):
+        store = MyStore
+
+The suite asks what your driver's `Capabilities` say it can do, and nothing else: what they deny must be refused, what
+they grant must work, and a gap that no store may have fails.
+"""
+
+from postroom.testing.conformance.life import Life
+from postroom.testing.conformance.settling import Settling
+from postroom.testing.conformance.world import Awaited, Store, Suite, UrlStore, World
+
+
+class Conformance(Life, Settling):
+    """All of the suite. Subclass it with `store = YourStore`."""
+
+
+__all__ = ["Awaited", "Conformance", "Store", "Suite", "UrlStore", "World"]
