@@ -87,6 +87,7 @@ class Box(Generic[T, R]):
         self.codec: Codec[T] = Reference(body_type) if link.driver.capabilities.by_reference else codec_for(body_type)
         self.closing = Bell()  # rung when this mailbox is closed, or its client
         self.ready = False  # the queue is known to exist
+        self._dead_letters: Box[T, R] | None = None
         link.opened.add(self.name)
         link.boxes.add(self)
         if link.closing.rung:
@@ -94,7 +95,9 @@ class Box(Generic[T, R]):
 
     def dead_letters(self) -> Box[T, R]:
         """The box of the dead letters; which queue that is, is found out when it is first used."""
-        return Box(self.link, dead_letters_of(self.name), self.body_type, self.reply_type)
+        if self._dead_letters is None or self._dead_letters.closing.rung:
+            self._dead_letters = Box(self.link, dead_letters_of(self.name), self.body_type, self.reply_type)
+        return self._dead_letters
 
 
 async def open_box(box: Box[T, R]) -> None:

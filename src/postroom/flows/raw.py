@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from postroom.core import limits
-from postroom.core.address import check_queue
+from postroom.core.address import check_queue, is_dead_letters
 from postroom.core.codec import BINARY
 from postroom.core.definition import MessageReceipt, QueueMessage, ReceiveOptions, SendOptions, aware
 from postroom.core.limits import Seconds
@@ -33,6 +33,7 @@ from postroom.flows.send import Options, SendResult, judged, put_all, result_of
 from postroom.flows.settle import SettleResult, lost
 
 _PLAIN = SendOptions()
+_GLANCE = 5.0  # seconds a session is locked only to learn which one is next
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,21 +156,36 @@ async def receive(link: Link, queue: str, options: ReceiveOptions | None) -> lis
     session = None if o.session_id is None else receiving.named_session(o.session_id)
     wait: float = limits.seconds(o.timeout, "timeout", 0, limits.MAX_WAIT)
     if o.accept_any_session:
-        session = await _any_session(link, queue, lease, wait)
-        if session is None:
-            return []
-        wait = 0
+        return await _from_any_session(link, queue, o.max_messages, lease, wait)
     claimed = await receiving.claim(link, queue, o.max_messages, lease, wait, session, None, link.closing)
-    return [received(link, queue, delivery) for delivery in claimed.deliveries]
+    return await _readable(link, queue, claimed.deliveries)
 
 
-async def _any_session(link: Link, queue: str, lease: float | None, wait: float) -> SessionClaim | None:
-    """The next free session, held by the leases on what is received from it."""
-    if lease is None:
-        _, rules, _ = await link.driver.info(queue)
-        lease = rules.lease
-    lock = await link.driver.lock(queue, None, lease=lease, wait=wait, token=new_token(), stop=link.closing)
-    return None if lock is None else SessionClaim(lock.id, lock.token)
+async def _from_any_session(link: Link, queue: str, n: int, lease: float | None, wait: float) -> list[ReceivedMessage]:
+    """Messages of the one session that is next in line. Their leases hold it, and nothing else: once they are settled
+    it is free, which a lock of its own would prevent."""
+    until = link.driver.now() + wait
+    while True:
+        left = max(0.0, until - link.driver.now())
+        lock = await link.driver.lock(queue, None, lease=_GLANCE, wait=left, token=new_token(), stop=link.closing)
+        if lock is None:
+            return []
+        await link.driver.unlock(queue, lock)
+        session = SessionClaim(lock.id)
+        claimed = await receiving.claim(link, queue, n, lease, 0, session, None, link.closing)
+        if claimed.deliveries:
+            return await _readable(link, queue, claimed.deliveries)
+        if left <= 0:
+            return []  # another was quicker
+
+
+async def _readable(link: Link, queue: str, deliveries: Sequence[Delivery]) -> list[ReceivedMessage]:
+    """Without those whose stored form is damaged: they go where undecodable ones go."""
+    bad = [(delivery, delivery.envelope.fault) for delivery in deliveries if delivery.envelope.fault is not None]
+    if bad and not is_dead_letters(queue):
+        await receiving.put_away(link, queue, bad)
+        deliveries = [delivery for delivery in deliveries if delivery.envelope.fault is None]
+    return [received(link, queue, delivery) for delivery in deliveries]
 
 
 async def peek(link: Link, queue: str, n: int, after: int) -> list[ReceivedMessage]:

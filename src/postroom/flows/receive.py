@@ -46,7 +46,7 @@ async def receive(
         if deliveries:
             taken, bad = decode(box, deliveries)
             if bad:
-                await _put_away(box, bad)
+                await put_away(box.link, box.name, bad)
             if taken:
                 return taken
         if wait <= 0 or box.closing.rung:
@@ -110,7 +110,7 @@ def decode(
                 raise InvalidMessageError(envelope.fault)
             taken.append((delivery, decode(envelope.body, envelope.content_type)))
         except InvalidMessageError as error:
-            if box.dead or delivery.death is not None:
+            if box.dead:
                 # Who reads dead letters wants to see just these: as raw bytes.
                 taken.append((delivery, envelope.body))  # type: ignore[arg-type]  # documented: bytes where undecodable
             else:
@@ -118,14 +118,15 @@ def decode(
     return taken, bad
 
 
-async def _put_away(box: Box[T, R], bad: Sequence[tuple[Delivery, str]]) -> None:
+async def put_away(link: Link, queue: str, bad: Sequence[tuple[Delivery, str]]) -> None:
+    """Undecodable messages go to the dead letters; where there are none they are given back, for a while."""
     verdicts: list[Verdict] = [Bury(delivery.handle, "undecodable", why) for delivery, why in bad]
-    outcomes = await box.link.settle(box.name, verdicts)
+    outcomes = await link.settle(queue, verdicts)
     kept = [delivery for (delivery, _), outcome in zip(bad, outcomes, strict=True) if isinstance(outcome, Refused)]
     if kept:
-        await box.link.settle(box.name, [Return(delivery.handle, UNREADABLE_PAUSE) for delivery in kept])
+        await link.settle(queue, [Return(delivery.handle, UNREADABLE_PAUSE) for delivery in kept])
     for (delivery, why), outcome in zip(bad, outcomes, strict=True):
-        box.link.emit(Undecodable(box.name, delivery.envelope.id, why, not isinstance(outcome, Refused)))
+        link.emit(Undecodable(queue, delivery.envelope.id, why, not isinstance(outcome, Refused)))
 
 
 async def peek(box: Box[T, R], n: int, after: int) -> list[Peeked[T]]:

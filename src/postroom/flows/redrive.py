@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from postroom.core import limits
-from postroom.core.address import check_name, origin_of
+from postroom.core.address import check_name, is_dead_letters, origin_of
 from postroom.core.message import Refused, Settled
 from postroom.drivers.io import sleep
 from postroom.errors import InvalidParameterError, MailboxError
@@ -68,7 +68,7 @@ async def redrive(
             for delivery in page
             # A dead-letter queue can be shared: each mailbox redrives its own.
             if delivery.death is not None
-            and (box.dead or delivery.death.source == own)
+            and (is_dead_letters(box.name) or delivery.death.source == own)
             and delivery.state != "in_flight"
             and (where is None or where(look(box, delivery)))
         ]

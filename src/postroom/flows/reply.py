@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from postroom.core.codec import Reference, codec_for
 from postroom.core.limits import MAX_TEXT
-from postroom.core.message import Envelope
+from postroom.core.message import Envelope, Put
 from postroom.errors import (
     MailboxResolutionError,
     MessageFinalizedError,
@@ -38,12 +38,22 @@ async def reply(held: Held[T, R], body: R) -> str:
     held._replies += 1
     envelope = answer(held, link, body, str(held._replies))
     try:
-        [put] = await link.put(name, (envelope,))
+        [put] = await _put(link, name, envelope)
     except QueueNotFoundError:
         # Whoever asked is gone. That is no reason to fail the request: it was handled.
         held._box.link.emit(ReplyDropped(name, envelope.id))
         return envelope.id
     return judged(link, name, put)
+
+
+async def _put(link: Link, name: str, envelope: Envelope) -> list[Put]:
+    try:
+        return await link.put(name, (envelope,))
+    except QueueNotFoundError:
+        if not any(box.name == name and not box.closing.rung for box in link.boxes):
+            raise
+    await link.driver.ensure(name)  # a mailbox of ours that was opened and not used so far
+    return await link.put(name, (envelope,))
 
 
 def target_of(held: Held[Any, Any]) -> tuple[Link, str]:

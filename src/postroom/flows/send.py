@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from postroom.core import limits
 from postroom.core.address import check_name
@@ -44,8 +44,8 @@ class Options:
     """Checked send options, ready to be put on many bodies."""
 
     __slots__ = (
-        "attributes", "content_type", "correlation_id", "dedup_id", "delay", "plain", "priority", "reply_ref",
-        "reply_to", "session_id", "size", "ttl",
+        "attributes", "content_type", "correlation_id", "dedup_id", "delay", "plain", "priority", "reply_box",
+        "reply_ref", "reply_to", "session_id", "size", "ttl",
     )  # fmt: skip
 
     def __init__(
@@ -66,8 +66,9 @@ class Options:
         self.delay = limits.seconds(delay_seconds, "delay_seconds", 0, longest)
         self.reply_to: str | None = None
         self.reply_ref: object = None
+        self.reply_box: Box[Any, Any] | None = None
         if reply_to is not None:
-            self.reply_to, self.reply_ref = _reply_target(link, reply_to)
+            self.reply_to, self.reply_ref, self.reply_box = _reply_target(link, reply_to)
         self.attributes = None if not attributes else limits.attributes(attributes)
         self.correlation_id = None if correlation_id is None else limits.text(correlation_id, "correlation_id")
         self.session_id = None if session_id is None else limits.text(session_id, "session_id")
@@ -100,21 +101,29 @@ class Options:
         )
 
 
-def _reply_target(link: Link, reply_to: object) -> tuple[str, object]:
+def _reply_target(link: Link, reply_to: object) -> tuple[str, object, Box[Any, Any] | None]:
     """A mailbox or a name. Only a store in the same process can carry the mailbox itself."""
     if isinstance(reply_to, str):
-        return check_name(reply_to, "reply_to"), None
+        return check_name(reply_to, "reply_to"), None, None
     box = getattr(reply_to, "_box", None)
     if not isinstance(box, Box):
         raise InvalidParameterError(f"reply_to must be a mailbox or a name, not {type(reply_to).__name__}")
     if link.driver.capabilities.by_reference:
-        return box.name, reply_to
+        return box.name, reply_to, box
     if box.driver.capabilities.store != link.driver.capabilities.store:
         raise InvalidParameterError(
             f"reply_to is a mailbox in {box.driver.capabilities.store}, which a worker on "
             f"{link.driver.capabilities.store} cannot reach; reply through a mailbox of the same store"
         )
-    return box.name, None
+    return box.name, None, box
+
+
+async def open_boxes(box: Box[T, R], options: Options | None) -> None:
+    """Make sure that the queue is there, and the one for replies: they may come before anybody looks for them."""
+    if not box.ready:
+        await open_box(box)
+    if options is not None and options.reply_box is not None and not options.reply_box.ready:
+        await open_box(options.reply_box)
 
 
 def seal(box: Box[T, R], body: T, options: Options | None, id: str | None) -> Envelope:
@@ -182,8 +191,8 @@ async def send(
     envelope = seal(box, body, options, id)
     if box.closing.rung:
         raise closed(box.name)
-    if not box.ready:
-        await open_box(box)
+    if not box.ready or options is not None:
+        await open_boxes(box, options)
     [put] = await box.link.put(box.name, (envelope,))
     if type(put) is Accepted and not put.displaced:
         return put.id
@@ -220,8 +229,7 @@ async def send_many(box: Box[T, R], bodies: Iterable[T], options: Options, id: s
         limits.text(id, "id")
     if box.closing.rung:
         raise closed(box.name)
-    if not box.ready:
-        await open_box(box)
+    await open_boxes(box, options)
     results: list[SendResult | None] = [None] * len(bodies)
     envelopes: list[Envelope] = []
     places: list[int] = []
