@@ -1,6 +1,6 @@
 """Durable, typed mailboxes: one API from a dict in a test to the queues of a cloud."""
 
-from postroom.client import QueueClient, connect
+from postroom.client import QueueClient, QueueClientFactory, connect
 from postroom.concrete import InMemoryMailbox, SqliteMailbox
 from postroom.core.capabilities import Capabilities, Level
 from postroom.core.definition import (
@@ -43,6 +43,7 @@ from postroom.errors import (
     SessionNotFoundError,
     UnsupportedError,
 )
+from postroom.factory import QueueConfig
 from postroom.flows.events import Overflowed, ReplyDropped, Undecodable
 from postroom.flows.held import Lease, Peeked
 from postroom.flows.raw import ReceivedMessage
@@ -86,6 +87,8 @@ __all__ = [
     "Overflowed",
     "Peeked",
     "QueueClient",
+    "QueueClientFactory",
+    "QueueConfig",
     "QueueDefinition",
     "QueueInfo",
     "QueueMessage",

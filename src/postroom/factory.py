@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Literal, TypeAlias
@@ -41,37 +42,59 @@ def opener_of(scheme: str) -> Opener:
     raise ConfigurationError(f"no driver for {scheme}://; known are {', '.join(f'{name}://' for name in known)}")
 
 
-def url_from_environment() -> str:
-    url = os.environ.get("POSTROOM_URL")
-    if not url:
-        raise ConfigurationError("no store given: pass a URL such as sqlite:///shop.db, or set POSTROOM_URL")
-    return url
+@dataclass(frozen=True, slots=True, repr=False)
+class QueueConfig:
+    """Where a store is and how to open it: what `connect` takes, as a value. Its text never shows a password."""
+
+    url: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"QueueConfig({str(parse_url(self.url))!r}, options={sorted(self.options)})"
+
+    @classmethod
+    def from_env(cls) -> QueueConfig:
+        """POSTROOM_URL, and POSTROOM_NAMESPACE and POSTROOM_MAX_BODY where they are set."""
+        url = os.environ.get("POSTROOM_URL")
+        if not url:
+            raise ConfigurationError("no store given: pass a URL such as sqlite:///shop.db, or set POSTROOM_URL")
+        options = {name: os.environ[variable] for name, variable in _VARIABLES if variable in os.environ}
+        return cls(url, options)
+
+
+_VARIABLES = (("namespace", "POSTROOM_NAMESPACE"), ("max_body", "POSTROOM_MAX_BODY"))
 
 
 def open_link(url: str | None, flavour: Flavour, options: dict[str, Any]) -> tuple[Link, Address]:
     """The driver of a URL, opened for one flavour, and the link around it.
 
-    `max_body`, `namespace`, `dispatcher` and `backoff` are understood for every store; the driver reads the rest, and
-    refuses what it does not know.
+    Without a URL the environment says where and how. `namespace`, `max_body`, `dispatcher` and `backoff` are understood
+    for every store; the driver reads the rest, and refuses what it does not know.
     """
-    address = parse_url(url_from_environment() if url is None else url)
-    shared = {key: options.pop(key) for key in ("max_body", "dispatcher", "backoff") if key in options}
-    from_url = dict(address.options)
-    max_body = shared.get("max_body", from_url.pop("max_body", None))
-    if max_body is not None:
-        try:
-            max_body = int(max_body)
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"max_body is a number of bytes, not {max_body!r:.80}") from error
-        if max_body < 1:
-            raise ConfigurationError(f"max_body is a number of bytes above 0, not {max_body}")
-    namespace = options.pop("namespace", from_url.pop("namespace", os.environ.get("POSTROOM_NAMESPACE", "")))
-    bare = Address(
-        address.scheme, address.location, address.host, address.port, address.user, address.password, from_url
-    )
-    driver = opener_of(address.scheme)(bare, flavour=flavour, namespace=check_namespace(namespace), **options)
-    dispatcher = shared.get("dispatcher")
-    link = Link(driver, max_body=max_body, backoff=shared.get("backoff"))
+    if url is None:
+        config = QueueConfig.from_env()
+        url, options = config.url, {**config.options, **options}
+    given = parse_url(url)
+    in_url = dict(given.options)
+
+    def take(name: str, default: Any = None) -> Any:
+        from_url = in_url.pop(name, default)
+        return options.pop(name, from_url)
+
+    namespace, max_body = check_namespace(take("namespace", "")), _bytes(take("max_body"))
+    dispatcher, backoff = options.pop("dispatcher", None), options.pop("backoff", None)
+    address = Address(given.scheme, given.location, given.host, given.port, given.user, given.password, in_url)
+    driver = opener_of(given.scheme)(address, flavour=flavour, namespace=namespace, **options)
+    link = Link(driver, max_body=max_body, backoff=backoff)
     if dispatcher is not None:
         link.emit = dispatcher.dispatch
-    return link, address
+    return link, given
+
+
+def _bytes(value: object) -> int | None:
+    if value is None:
+        return None
+    number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+    if type(number) is not int or number < 1:
+        raise ConfigurationError(f"max_body is a number of bytes above 0, not {value!r:.80}")
+    return number
