@@ -40,7 +40,8 @@ def connect(url: str | None = None, **options: Any) -> QueueClient:
     """A client of the store at `url`, or at POSTROOM_URL: memory://, sqlite:///shop.db, ...
 
     Nothing is contacted before the first call. Options: `namespace` (keeps tenants apart), `max_body` (bytes; 1 MiB),
-    `backoff`, `dispatcher`, and those of the store.
+    `backoff` (how `with msg` gives a failed message back, and after how many deliveries to the dead letters; without it
+    the queue's own limit decides), `dispatcher`, and those of the store.
     """
     link, address = open_link(url, "sync", options)
     return QueueClient(link, address)

@@ -55,6 +55,10 @@ class Entry(msgspec.Struct, eq=False):
     session: Session | None = None
     past: Past | None = None
 
+    def __lt__(self, other: Entry) -> bool:
+        """Heaps compare entries only when time and seq are equal: the same message, before and after it moved."""
+        return False
+
     @property
     def delivered(self) -> bool:
         """Handed out before, counted or not."""

@@ -41,6 +41,8 @@ class Link:
         self.max_body = min(limits)
         self.emit = emit
         self.backoff = backoff or Backoff()
+        # Only who says how often gets that: by default the queue's own limit decides, and a plain queue has none.
+        self.gives_up_after = None if backoff is None else backoff.max_attempts
         self.opened: set[str] = set()  # names a mailbox of this client was opened for: where replies may go
         self.boxes: WeakSet[Box[Any, Any]] = WeakSet()
         self.closing = Bell()

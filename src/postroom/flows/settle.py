@@ -115,7 +115,10 @@ async def conclude(held: Held[Any, Any], failure: BaseException | None) -> bool:
     if failure is None or isinstance(failure, Discard):
         await finish(held, Ack(held._delivery.handle))
     else:
-        verdict = verdict_on(failure, held._delivery, held._box.link.backoff, random.random())
+        link, delivery = held._box.link, held._delivery
+        verdict = verdict_on(failure, delivery, link.backoff, random.random())
+        if isinstance(verdict, Release) and link.gives_up_after is not None and delivery.attempt >= link.gives_up_after:
+            verdict = Bury(delivery.handle, "max_deliveries", verdict.note or "")
         try:
             await finish(held, verdict)
         except ReceiptHandleExpiredError:
