@@ -111,12 +111,15 @@ class Queue:
         return entry
 
     def admit(self, entry: Entry, now: float, ttl: float | None) -> None:
-        """Take over a message from another queue, ready, in the place its seq gives it."""
+        """Take over a message from another queue, ready, in the place its seq gives it.
+
+        As a new entry: lanes and heaps of the queue it comes from still hold the old one, which must stay GONE.
+        """
+        entry = Entry(entry.seq, entry.envelope, GONE, now, entry.enqueued_at, past=entry.past)
         if self.entries and entry.seq < next(reversed(self.entries)):
             self.ascending = False
         self.entries[entry.seq] = entry
         self.bytes += entry.envelope.size
-        entry.place, entry.expires_at, entry.session = GONE, None, None
         if ttl is not None:
             entry.expires_at = now + ttl
             heappush(self.expiry.items, (entry.expires_at, entry.seq, entry))

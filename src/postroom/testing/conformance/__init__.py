@@ -16,11 +16,14 @@ they grant must work, and a gap that no store may have fails.
 """
 
 from postroom.testing.conformance.life import Life
+from postroom.testing.conformance.ordering import Ordering
+from postroom.testing.conformance.receiving import Receiving
+from postroom.testing.conformance.sessions import Sessions
 from postroom.testing.conformance.settling import Settling
 from postroom.testing.conformance.world import Awaited, Store, Suite, UrlStore, World
 
 
-class Conformance(Life, Settling):
+class Conformance(Life, Settling, Receiving, Ordering, Sessions):
     """All of the suite. Subclass it with `store = YourStore`."""
 
 

@@ -1,0 +1,513 @@
+"""Sessions: one holder at a time, messages in order, and a state that travels with them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from postroom.core.capabilities import YES
+from postroom.core.definition import QueueDefinition
+from postroom.core.message import Envelope
+from postroom.errors import (
+    InvalidParameterError,
+    MessageTooLargeError,
+    ReceiptHandleExpiredError,
+    Reject,
+    Retry,
+    SessionNotFoundError,
+)
+from postroom.flows.ids import new_token
+from postroom.testing.conformance.world import Box, Client, Suite, World, bodies, only_tasks
+
+
+class Sessions(Suite):
+    async def test_a_session_has_one_holder(self, box: Box, world: World) -> None:
+        world.needs("sessions")
+        for number in range(3):
+            await box.send(number, session_id="s")
+        assert await bodies(box.receive()) == [0]
+        assert await box.receive(max_messages=10) == []
+
+    async def test_a_batch_takes_a_session_in_order(self, box: Box, world: World) -> None:
+        world.needs("sessions")
+        for number in range(6):
+            await box.send((number), session_id="ab"[number % 2])
+        taken = await box.receive(max_messages=10)
+        assert len(taken) == 6
+        assert [message.body for message in taken if message.session_id == "a"] == [0, 2, 4]
+        assert [message.body for message in taken if message.session_id == "b"] == [1, 3, 5]
+
+    async def test_the_next_message_comes_when_the_head_is_acknowledged(self, box: Box, world: World) -> None:
+        world.needs("sessions")
+        for number in range(4):
+            await box.send(number, session_id="s")
+        assert await drain_one_by_one(box) == [0, 1, 2, 3]
+
+    async def test_priority_is_ignored_within_a_session(self, box: Box, world: World) -> None:
+        world.needs("sessions", "priority")
+        await box.send("first", session_id="s", priority=200)
+        await box.send("second", session_id="s", priority=0)
+        assert await bodies(box.receive(max_messages=2)) == ["first", "second"]
+
+    async def test_a_session_queues_by_its_head(self, box: Box, world: World) -> None:
+        world.needs("sessions", "priority")
+        await box.send("s1", session_id="s", priority=20)
+        await box.send("s2", session_id="s", priority=0)
+        await box.send("t1", session_id="t", priority=15)
+        await box.send("plain")
+        assert await bodies(box.receive(max_messages=4)) == ["plain", "t1", "s1", "s2"]
+
+    async def test_messages_without_a_session_are_never_held_up(self, box: Box, world: World) -> None:
+        world.needs("sessions")
+        await box.send("s1", session_id="s")
+        await box.send("s2", session_id="s")
+        await box.send("plain")
+        assert await bodies(box.receive()) == ["s1"]
+        assert await bodies(box.receive(max_messages=5)) == ["plain"]
+
+    async def test_one_session_does_not_hold_up_another(self, box: Box, world: World) -> None:
+        world.needs("sessions")
+        for session in "abc":
+            await box.send(session + "1", session_id=session)
+            await box.send(session + "2", session_id=session)
+        assert [(await box.receive())[0].body for _ in range(3)] == ["a1", "b1", "c1"]
+        assert await box.receive() == []
+
+    async def test_a_named_session_gives_only_its_own(self, box: Box, world: World) -> None:
+        world.needs("sessions")
+        await box.send("plain")
+        await box.send("a", session_id="a")
+        await box.send("b", session_id="b")
+        assert await bodies(box.receive(max_messages=5, session_id="b")) == ["b"]
+        assert await box.receive(max_messages=5, session_id="b") == []
+        assert await box.receive(max_messages=5, session_id="nobody") == []
+
+    async def test_a_receive_that_waits_for_one_session_wakes_for_it_alone(self, box: Box, world: World) -> None:
+        world.needs("sessions")
+        waiting = world.spawn(box.receive, wait_time_seconds=20, session_id="b")
+        await world.pause()
+        await box.send("a", session_id="a")
+        await world.pause()
+        assert not waiting.done()
+        await box.send("b", session_id="b")
+        assert [message.body for message in await waiting] == ["b"]
+
+    async def test_a_waiter_for_anything_is_not_starved_by_one_for_a_session(self, box: Box, world: World) -> None:
+        world.needs("sessions")
+        special = world.spawn(box.receive, wait_time_seconds=20, session_id="b")
+        await world.pause()
+        anything = world.spawn(box.receive, wait_time_seconds=20)
+        await world.pause()
+        await box.send("plain")
+        assert [message.body for message in await anything] == ["plain"]
+        await box.send("b", session_id="b")
+        assert [message.body for message in await special] == ["b"]
+
+    # --- what blocks -------------------------------------------------------------------------------------------
+
+    async def test_one_not_yet_due_and_never_delivered_does_not_block(
+        self, box: Box, world: World, second: float
+    ) -> None:
+        world.needs("sessions", "schedule")
+        await box.send("delayed", session_id="s", delay_seconds=5 * second)
+        await box.send("due", session_id="s")
+        assert await bodies(box.receive(max_messages=5)) == ["due"]
+
+    async def test_one_that_comes_due_takes_its_place(self, box: Box, world: World, second: float) -> None:
+        world.needs("sessions", "schedule")
+        await box.send("delayed", session_id="s", delay_seconds=2 * second)
+        await box.send("one", session_id="s")
+        await box.send("two", session_id="s")
+        [message] = await box.receive()
+        await world.advance(3 * second)
+        await message.acknowledge()
+        assert await bodies(box.receive(max_messages=5)) == ["delayed", "two"]
+
+    async def test_one_delivered_and_nacked_with_a_delay_blocks_its_session(
+        self, box: Box, world: World, second: float
+    ) -> None:
+        world.needs("sessions", "delayed_nack")
+        for body in ("head", "next"):
+            await box.send(body, session_id="s")
+        [head] = await box.receive()
+        await head.nack(visibility_timeout=3 * second)
+        assert await box.receive(max_messages=5) == []
+        await world.advance(4 * second)
+        assert await bodies(box.receive(max_messages=5)) == ["head", "next"]
+
+    async def test_a_delivered_one_returned_with_a_delay_blocks_as_well(
+        self, box: Box, world: World, second: float
+    ) -> None:
+        world.needs("sessions")
+        world.needs("uncounted_return", level=YES)
+        for body in ("head", "next"):
+            await box.send(body, session_id="s")
+        [head] = await box.receive()
+        async with head:
+            raise Retry(delay=3 * second)
+        assert await box.receive(max_messages=5) == []
+        await world.advance(4 * second)
+        assert await bodies(box.receive(max_messages=5)) == ["head", "next"]
+
+    async def test_a_lapsed_head_is_counted_and_what_was_taken_behind_it_is_not(
+        self, box: Box, world: World, second: float
+    ) -> None:
+        """Else a message that kills its process would use up the deliveries of those behind it."""
+        world.needs("sessions")
+        world.needs("uncounted_return", level=YES)
+        for number in range(3):
+            await box.send(number, session_id="s")
+        await box.receive(max_messages=2, visibility_timeout=second)
+        await world.advance(2 * second)
+        again = await box.receive(max_messages=5)
+        assert [(message.body, message.delivery_count) for message in again] == [(0, 2), (1, 1), (2, 1)]
+
+    @pytest.mark.parametrize("failure", ["nack", "retry", "reject"])
+    async def test_a_failing_message_returns_the_later_ones_of_its_claim_uncounted(
+        self, box: Box, world: World, failure: str
+    ) -> None:
+        world.needs("sessions")
+        world.needs("uncounted_return", level=YES)
+        for number in range(4):
+            await box.send(number, session_id="s")
+        first, second, third, fourth = await box.receive(max_messages=4)
+        await first.acknowledge()
+        if failure == "nack":
+            await second.nack()
+        else:
+            async with second:
+                raise Retry if failure == "retry" else Reject("why")
+        with pytest.raises(ReceiptHandleExpiredError):
+            await third.acknowledge()
+        with pytest.raises(ReceiptHandleExpiredError):
+            await fourth.acknowledge()
+        again = [(message.body, message.delivery_count) for message in await box.receive(max_messages=4)]
+        assert (
+            again
+            == {
+                "nack": [(1, 2), (2, 1), (3, 1)],
+                "retry": [(1, 1), (2, 1), (3, 1)],
+                "reject": [(2, 1), (3, 1)],
+            }[failure]
+        )
+
+    async def test_a_failing_message_leaves_earlier_ones_and_other_sessions_alone(self, box: Box, world: World) -> None:
+        world.needs("sessions")
+        for number in range(3):
+            await box.send(number, session_id="s")
+        await box.send("t", session_id="t")
+        await box.send("plain")
+        taken = {message.body: message for message in await box.receive(max_messages=10)}
+        await taken[1].nack()
+        for body in (0, "t", "plain"):
+            await taken[body].acknowledge()
+        assert await bodies(box.receive(max_messages=10)) == [1, 2]
+
+    async def test_a_dead_message_lets_its_session_go_on(self, client: Client, world: World) -> None:
+        world.needs("sessions")
+        await client.create_queue(QueueDefinition(name="q", max_delivery_count=1))
+        box = client.mailbox("q")
+        for number in range(2):
+            await box.send(number, session_id="s")
+        [head] = await box.receive()
+        await head.nack()
+        assert await bodies(box.receive(max_messages=5)) == [1]
+
+    async def test_with_on_dead_block_a_dead_message_holds_its_session_until_it_is_redriven(
+        self, client: Client, world: World
+    ) -> None:
+        world.needs("sessions")
+        await client.create_queue(QueueDefinition(name="q", on_dead="block"))
+        box = client.mailbox("q")
+        for number in range(3):
+            await box.send(number, session_id="s")
+        await box.send("t", session_id="t")
+        [head] = await box.receive(session_id="s")
+        await head.dead_letter("why")
+        assert await bodies(box.receive(max_messages=5)) == ["t"]
+        await box.dead_letters.redrive()
+        assert await bodies(box.receive(max_messages=5)) == [0, 1, 2]
+
+    @pytest.mark.parametrize("removal", ["acknowledge", "purge"])
+    async def test_with_on_dead_block_removing_the_dead_letter_frees_its_session(
+        self, client: Client, world: World, removal: str
+    ) -> None:
+        world.needs("sessions")
+        await client.create_queue(QueueDefinition(name="q", on_dead="block"))
+        box = client.mailbox("q")
+        for number in range(2):
+            await box.send(number, session_id="s")
+        [head] = await box.receive()
+        await head.dead_letter("why")
+        waiting = world.spawn(box.receive, max_messages=5, wait_time_seconds=20)
+        await world.pause()
+        assert not waiting.done()
+        if removal == "purge":
+            await box.dead_letters.purge()
+        else:
+            [dead] = await box.dead_letters.receive()
+            await dead.acknowledge()
+        assert [message.body for message in await waiting] == [1]
+
+    # --- explicit locks ----------------------------------------------------------------------------------------
+
+    async def test_an_accepted_session_is_closed_to_others(self, box: Box, world: World) -> None:
+        world.needs("sessions")
+        await box.send(1, session_id="s")
+        async with await box.accept_session("s") as session:
+            assert session.session_id == "s"
+            assert await box.receive(max_messages=5) == []
+            assert await box.receive(max_messages=5, session_id="s") == []
+            with pytest.raises(SessionNotFoundError):
+                await box.accept_session("s")
+            assert await bodies(session.receive(max_messages=5)) == [1]
+
+    async def test_an_accepted_session_covers_arrivals_to_come(self, box: Box, world: World) -> None:
+        world.needs("sessions")
+        async with await box.accept_session("s") as session:
+            await box.send(1, session_id="s")
+            assert await box.receive() == []
+            [message] = await session.receive()
+            await message.acknowledge()
+            waiting = world.spawn(session.receive, wait_time_seconds=20)
+            await world.pause()
+            await box.send(2, session_id="s")
+            assert [message.body for message in await waiting] == [2]
+
+    async def test_the_next_session_is_the_one_first_in_line(self, box: Box, world: World) -> None:
+        world.needs("sessions")
+        for session in "abc":
+            await box.send(session, session_id=session)
+        first = await box.accept_session()
+        other = await box.accept_session()
+        assert [first.session_id, other.session_id] == ["a", "b"]
+
+    async def test_there_is_no_next_session_without_ready_messages(self, box: Box, world: World, second: float) -> None:
+        world.needs("sessions")
+        await box.send("plain")
+        with pytest.raises(SessionNotFoundError):
+            await box.accept_session()
+
+    async def test_accepting_waits_for_a_session_to_come(self, box: Box, world: World) -> None:
+        world.needs("sessions")
+        waiting = world.spawn(box.accept_session, wait_time_seconds=20)
+        await world.pause()
+        await box.send(1, session_id="s")
+        assert (await waiting).session_id == "s"
+
+    async def test_accepting_waits_for_the_holder_to_leave(self, box: Box, world: World) -> None:
+        world.needs("sessions")
+        held = await box.accept_session("s")
+        waiting = world.spawn(box.accept_session, "s", wait_time_seconds=20)
+        await world.pause()
+        assert not waiting.done()
+        await held.close()
+        assert (await waiting).session_id == "s"
+
+    async def test_a_session_with_messages_in_flight_cannot_be_accepted(self, box: Box, world: World) -> None:
+        world.needs("sessions")
+        await box.send(1, session_id="s")
+        [message] = await box.receive()
+        with pytest.raises(SessionNotFoundError):
+            await box.accept_session("s")
+        await message.acknowledge()
+        await box.accept_session("s")
+
+    async def test_closing_gives_back_what_is_not_settled_uncounted(self, box: Box, world: World) -> None:
+        world.needs("sessions")
+        world.needs("uncounted_return", level=YES)
+        for number in range(3):
+            await box.send(number, session_id="s")
+        async with await box.accept_session("s") as session:
+            first, *_ = await session.receive(max_messages=3)
+            await first.acknowledge()
+        again = await box.receive(max_messages=3)
+        assert [(message.body, message.delivery_count) for message in again] == [(1, 1), (2, 1)]
+
+    async def test_a_closed_session_is_of_no_more_use(self, box: Box, world: World) -> None:
+        world.needs("sessions")
+        session = await box.accept_session("s")
+        await session.close()
+        await session.close()
+        assert session.closed
+        with pytest.raises(ReceiptHandleExpiredError):
+            await session.receive()
+        with pytest.raises(ReceiptHandleExpiredError):
+            await session.renew()
+
+    async def test_a_lock_runs_out_and_with_it_the_leases_under_it(self, box: Box, world: World, second: float) -> None:
+        world.needs("sessions")
+        await box.send(1, session_id="s")
+        session = await box.accept_session("s", lock_duration=2 * second)
+        [message] = await session.receive()
+        assert message.lease_expires_at == session.locked_until
+        await world.advance(3 * second)
+        with pytest.raises(ReceiptHandleExpiredError):
+            await message.acknowledge()
+        with pytest.raises(ReceiptHandleExpiredError):
+            await session.receive()
+        with pytest.raises(ReceiptHandleExpiredError):
+            await session.renew()
+        assert session.remaining == 0
+        [again] = await box.receive()
+        assert (again.body, again.delivery_count) == (1, 2)
+
+    async def test_a_renewed_lock_keeps_the_leases_under_it(self, box: Box, world: World, second: float) -> None:
+        world.needs("sessions")
+        await box.send(1, session_id="s")
+        session = await box.accept_session("s", lock_duration=3 * second)
+        [message] = await session.receive()
+        for _ in range(3):
+            await world.advance(2 * second)
+            await session.renew()
+        assert await box.receive() == []
+        await message.acknowledge()
+        await session.close()
+
+    async def test_a_lock_that_ran_out_can_be_taken_by_another(self, box: Box, world: World, second: float) -> None:
+        world.needs("sessions")
+        first = await box.accept_session("s", lock_duration=second)
+        waiting = world.spawn(box.accept_session, "s", wait_time_seconds=20)
+        await world.pause()
+        await world.advance(2 * second)
+        held = await waiting
+        with pytest.raises(ReceiptHandleExpiredError):
+            await first.renew()
+        await first.close()  # and takes nothing from the second holder
+        with pytest.raises(SessionNotFoundError):
+            await box.accept_session("s")
+        await held.close()
+
+    @only_tasks
+    async def test_a_cancelled_accept_does_not_keep_the_session(self, box: Box, world: World, second: float) -> None:
+        world.needs("sessions")
+        held = await box.accept_session("s")
+        waiting = world.spawn(box.accept_session, "s", wait_time_seconds=20)
+        await world.pause()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await held.close()
+        await (await box.accept_session("s")).close()
+
+    # --- state -------------------------------------------------------------------------------------------------
+
+    async def test_a_session_carries_its_state_from_holder_to_holder(self, box: Box, world: World) -> None:
+        world.needs("session_state")
+        async with await box.accept_session("s") as session:
+            assert await session.state() is None
+            await session.set_state(b"step 1")
+        async with await box.accept_session("s") as session:
+            assert await session.state() == b"step 1"
+            await session.set_state(None)
+            assert await session.state() is None
+
+    async def test_a_state_outlives_the_messages(self, box: Box, world: World) -> None:
+        world.needs("session_state")
+        await box.send(1, session_id="s")
+        async with await box.accept_session("s") as session:
+            await session.set_state(b"x")
+            for message in await session.receive():
+                await message.acknowledge()
+        assert await box.approximate_count() == 0
+        async with await box.accept_session("s") as session:
+            assert await session.state() == b"x"
+
+    async def test_each_session_has_a_state_of_its_own(self, box: Box, world: World) -> None:
+        world.needs("session_state")
+        async with await box.accept_session("a") as a, await box.accept_session("b") as b:
+            await a.set_state(b"a")
+            assert await b.state() is None
+
+    async def test_compare_and_set_writes_only_over_what_was_expected(self, box: Box, world: World) -> None:
+        world.needs("session_state")
+        async with await box.accept_session("s") as session:
+            assert await session.compare_and_set(None, b"1")
+            assert not await session.compare_and_set(None, b"2")
+            assert not await session.compare_and_set(b"2", b"3")
+            assert await session.compare_and_set(b"1", b"")
+            assert await session.state() == b""
+            assert await session.compare_and_set(b"", None)
+
+    async def test_a_state_cannot_be_written_under_a_lost_lock(self, box: Box, world: World, second: float) -> None:
+        world.needs("session_state")
+        session = await box.accept_session("s", lock_duration=second)
+        await session.set_state(b"mine")
+        await world.advance(2 * second)
+        with pytest.raises(ReceiptHandleExpiredError):
+            await session.set_state(b"late")
+        with pytest.raises(ReceiptHandleExpiredError):
+            await session.compare_and_set(b"mine", b"late")
+        async with await box.accept_session("s") as other:
+            assert await other.state() == b"mine"
+
+    async def test_a_state_is_bytes_and_of_bounded_size(self, box: Box, world: World) -> None:
+        world.needs("session_state")
+        async with await box.accept_session("s") as session:
+            for wrong in ("text", 1, {"a": 1}, bytearray(b"x")):
+                with pytest.raises(InvalidParameterError):
+                    await session.set_state(wrong)  # type: ignore[arg-type]  # what a test of wrong types is about
+            with pytest.raises(MessageTooLargeError):
+                await session.set_state(bytes((256 << 10) + 1))
+            assert await session.state() is None
+
+    # --- modes, and many ---------------------------------------------------------------------------------------
+
+    async def test_required_sessions_refuse_a_message_without_one(self, client: Client, world: World) -> None:
+        world.needs("sessions")
+        await client.create_queue(QueueDefinition(name="q", sessions="required"))
+        box = client.mailbox("q")
+        with pytest.raises(InvalidParameterError, match="session_id"):
+            await box.send(1)
+        await box.send(2, session_id="s")
+        assert await bodies(box.receive(max_messages=5)) == [2]
+
+    async def test_with_sessions_off_a_session_id_is_refused(self, client: Client, world: World) -> None:
+        world.needs("sessions")
+        await client.create_queue(QueueDefinition(name="q", sessions="off"))
+        box = client.mailbox("q")
+        with pytest.raises(InvalidParameterError, match="session"):
+            await box.send(1, session_id="s")
+        await box.send(2)
+        assert await bodies(box.receive(max_messages=5)) == [2]
+
+    async def test_a_session_never_overtakes_itself_among_many_workers(self, box: Box, world: World) -> None:
+        world.needs("sessions")
+        for number in range(60):
+            await box.send(number, session_id="abcdef"[number % 6])
+        seen: dict[str, list[int]] = {name: [] for name in "abcdef"}
+
+        async def work() -> None:
+            while messages := await box.receive(max_messages=3, wait_time_seconds=0):
+                for message in messages:
+                    assert message.session_id is not None
+                    seen[message.session_id].append(message.body)
+                    await message.acknowledge()
+
+        for _ in range(50):
+            await world.gather(*[work] * 4)
+            if not await box.approximate_count():
+                break
+        assert seen == {name: list(range(at, 60, 6)) for at, name in enumerate("abcdef")}
+
+    async def test_thousands_of_sessions_each_keep_their_order(self, box: Box, world: World) -> None:
+        world.needs("sessions")
+        driver = world.driver(world.open())
+        sessions = world.store.many // 5
+        await box.approximate_count()
+        for start in range(0, 2 * sessions, 1_000):
+            numbers = range(start, min(start + 1_000, 2 * sessions))
+            await driver.put("box", [Envelope(f"m-{n}", b"0", session_id=f"s-{n % sessions}", size=1) for n in numbers])
+        taken = (await driver.claim("box", 500, lease=30, wait=0, claim_id=new_token())).deliveries
+        assert [delivery.envelope.id for delivery in taken] == [f"m-{i}" for k in range(250) for i in (k, k + sessions)]
+
+
+async def drain_one_by_one(box: Box) -> list[object]:
+    seen = []
+    while messages := await box.receive():
+        [message] = messages
+        assert await box.receive() == []
+        seen.append(message.body)
+        await message.acknowledge()
+    return seen
