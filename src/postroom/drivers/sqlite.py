@@ -270,8 +270,11 @@ class SqliteDriver:
             site = self.store.site
             if site.fences and site.fenced(claim_id, step.now):
                 return _NOTHING
-            if again and (held := claiming.held_deliveries(step, found, claim_id, site.claims.get(claim_id))):
-                return Claimed(held)
+            if again:
+                buried, expired = step.tidy(found, max_deliveries)
+                if held := claiming.held_deliveries(step, found, claim_id, site.claims.get(claim_id)):
+                    return Claimed(held, (), buried, expired)
+                step.reread(found)
             taken = claiming.claim(
                 step, found, n, lease=lease, claim_id=claim_id, session=session, limit=max_deliveries
             )
@@ -378,10 +381,10 @@ class SqliteDriver:
         return await self.io.call(self._write, work, self._take_full)
 
     async def get_state(self, queue: str, session: str) -> SessionState:
-        def work(step: Step, found: Queue) -> SessionState:
-            return sessions.get_state(step, found, session)
+        def work(step: Step) -> SessionState:
+            return sessions.get_state(step, step.queue(queue), session)
 
-        return await self.io.call(self._look, queue, work)
+        return await self.io.call(self.store.read, work)
 
     async def set_state(
         self, queue: str, lock: SessionLock, value: bytes | None, *, version: int | None = None

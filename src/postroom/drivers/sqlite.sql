@@ -78,7 +78,7 @@ CREATE TABLE postroom_message (
 );
 CREATE INDEX postroom_message_ready ON postroom_message (queue, priority, seq) WHERE state = 1;
 CREATE INDEX postroom_message_due ON postroom_message (queue, due_at, state) WHERE due_at IS NOT NULL;
-CREATE INDEX postroom_message_expiry ON postroom_message (queue, expires_at) WHERE expires_at IS NOT NULL AND state <> 2;
+CREATE INDEX postroom_message_expiry ON postroom_message (queue, expires_at) WHERE expires_at IS NOT NULL AND state <> 2 AND state <> 5;
 CREATE INDEX postroom_message_session ON postroom_message (queue, session, state, seq) WHERE session IS NOT NULL;
 CREATE INDEX postroom_message_heads ON postroom_message (queue, priority, seq) WHERE state = 1 AND session IS NOT NULL;
 CREATE INDEX postroom_message_blocks ON postroom_message (blocks, session) WHERE blocks IS NOT NULL;
@@ -110,7 +110,7 @@ INSERT INTO postroom_tally (queue) VALUES (0);
 SELECT edition, counter,
   (SELECT min(due_at) FROM postroom_message WHERE queue = ?1 AND due_at IS NOT NULL),
   (SELECT min(lock_until) FROM postroom_session WHERE queue = ?1 AND lock_until IS NOT NULL),
-  (SELECT min(expires_at) FROM postroom_message WHERE queue = ?1 AND expires_at IS NOT NULL AND state <> 2)
+  (SELECT min(expires_at) FROM postroom_message WHERE queue = ?1 AND expires_at IS NOT NULL AND state <> 2 AND state <> 5)
 FROM postroom_tally WHERE queue = 0
 
 -- name: edition
@@ -194,7 +194,7 @@ SELECT seq, state, due_at FROM postroom_message WHERE queue = ?1 AND due_at <= ?
 
 -- name: overdue
 SELECT seq FROM postroom_message
-WHERE queue = ?1 AND expires_at <= ?2 AND state <> 2 ORDER BY expires_at LIMIT ?3
+WHERE queue = ?1 AND expires_at <= ?2 AND state <> 2 AND state <> 5 ORDER BY expires_at LIMIT ?3
 
 -- name: lapsed_locks
 SELECT session FROM postroom_session WHERE queue = ?1 AND lock_until <= ?2 ORDER BY lock_until LIMIT ?3
@@ -256,7 +256,7 @@ WHERE seq = ?1
 
 -- name: revive
 UPDATE postroom_message
-SET seq = ?2, queue = ?3, state = ?4, due_at = NULL, visible_at = ?5, expires_at = ?6, claim_id = NULL, token = 0,
+SET queue = ?2, state = ?3, due_at = NULL, visible_at = ?4, expires_at = ?5, claim_id = NULL, token = 0,
   deliveries = 0, lapsed = 0, nacks = 0, returns = 0, blocks = NULL
 WHERE seq = ?1
 

@@ -58,7 +58,8 @@ def info(step: Step, queue: Queue) -> Stats:
         step.run(SQL["first_of_priority"], (queue.id, priority)).fetchone()[1]
         for (priority,) in step.run(SQL["priorities"], (queue.id,)).fetchall()
     ]
-    dead = 0 if queue.dead is None else step.run(SQL["tally"], (queue.dead,)).fetchone()[0]
+    grave = step.dead_queue(queue)
+    dead = 0 if grave is None else step.run(SQL["tally"], (grave.id,)).fetchone()[0]
     return Stats(
         ready=live - in_flight - scheduled,
         scheduled=scheduled,
@@ -182,10 +183,8 @@ def _revive(step: Step, dead: Queue, seq: int, target: str | None) -> Outcome:
         return Refused(full)
     ttl = home.rules.ttl if row.ttl is None else row.ttl
     member = row.session is not None
-    # fmt: off
-    step.run(SQL["revive"], (seq, step.number(), home.id, BLOCKED if member else READY, step.now,
-                             None if ttl is None else step.now + ttl))
-    # fmt: on
+    expires_at = None if ttl is None else step.now + ttl
+    step.run(SQL["revive"], (seq, home.id, BLOCKED if member else READY, step.now, expires_at))
     step.count(home.id, 1, row.size)
     step.left(dead, row)
     if row.blocks is not None:

@@ -140,6 +140,10 @@ class Ledger:
     def time_has_work(self) -> bool:
         return self.next_due <= self.now or self.next_expiry <= self.now
 
+    def look_aside(self, name: str) -> Queue | None:
+        """Another queue of the namespace, by name."""
+        return self.catalog.names.get(name) or self._read(SQL["find_queue"], (self.catalog.namespace, name))
+
     def queue_by_id(self, id: int) -> Queue | None:
         """Another queue that plays a part in this step, such as a dead-letter queue."""
         return self.catalog.ids.get(id) or self._read(SQL["find_queue_by_id"], (id,))

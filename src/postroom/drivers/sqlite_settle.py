@@ -51,13 +51,9 @@ def _settle(step: Step, queue: Queue, verdict: Verdict, put_reply: _PutReply) ->
         return row
     if isinstance(verdict, Extend):
         return _extend(step, queue, row, verdict)
-    step.fail_later(queue, row)
     if isinstance(verdict, Bury):
-        if queue.dead is None:
-            return Refused(UnsupportedError(f"{queue.name}: a dead letter cannot be dead-lettered again"))
-        if not step.bury(queue, row, verdict.reason, verdict.description, park=False):
-            return Refused(_unburied(queue))
-        return SETTLED
+        return _bury(step, queue, row, verdict)
+    step.fail_later(queue, row)
     if isinstance(verdict, Return):
         step.give_back(queue, row, delay=verdict.delay, counted=False)
         return SETTLED
@@ -171,6 +167,20 @@ def _extend(step: Step, queue: Queue, row: Row, verdict: Extend) -> Outcome:
     step.run(SQL["extend"], (row.seq, until))
     step.due(queue.id, until)
     return Settled((), until)
+
+
+def _bury(step: Step, queue: Queue, row: Row, verdict: Bury) -> Outcome:
+    if queue.dead is None:
+        what = "a dead letter cannot be dead-lettered again; acknowledge or redrive it"
+        return Refused(UnsupportedError(f"{queue.name}: {what}"))
+    if not queue.rules.dead_lettering:
+        what = "dead-lettering is off for this queue; acknowledge the message or nack it"
+        return Refused(UnsupportedError(f"{queue.name}: {what}"))
+    if not step.grave(queue, row)[0]:
+        return Refused(_unburied(queue))
+    step.fail_later(queue, row)
+    step.bury(queue, row, verdict.reason, verdict.description)
+    return SETTLED
 
 
 def _unburied(queue: Queue) -> MailboxError:

@@ -161,21 +161,26 @@ class Step(Ledger):
         self.count_odd(queue.id, 0, 1)
         return 1
 
-    def bury(self, queue: Queue, row: Row, reason: str, description: str, park: bool = True) -> int:
-        """To the dead letters: 1. Or 0 when they would not have it: then it stays, parked unless it is held."""
-        rules = queue.rules
-        target: Queue | None = None
-        if rules.dead_lettering and queue.dead is not None:
-            if rules.dead_letter_queue is None:
-                target = self.queue_by_id(queue.dead)
-            else:
-                target = self.catalog.names.get(rules.dead_letter_queue) or self._read(
-                    SQL["find_queue"], (self.catalog.namespace, rules.dead_letter_queue)
-                )
-                if target is None or not target.status.takes or self.no_room(target, row.size) is not None:
-                    if park:
-                        self.park(queue, row)
-                    return 0
+    def dead_queue(self, queue: Queue) -> Queue | None:
+        """Where this queue's dead letters go; None if it has none or it is missing."""
+        if not queue.rules.dead_lettering or queue.dead is None:
+            return None
+        name = queue.rules.dead_letter_queue
+        return self.queue_by_id(queue.dead) if name is None else self.look_aside(name)
+
+    def grave(self, queue: Queue, row: Row) -> tuple[bool, Queue | None]:
+        """Whether this message can be buried now, and where; nowhere (dropped) when dead-lettering is off."""
+        target = self.dead_queue(queue)
+        if not queue.rules.dead_lettering or queue.dead is None or (target is not None and target.id == queue.dead):
+            return True, target
+        return target is not None and target.status.takes and self.no_room(target, row.size) is None, target
+
+    def bury(self, queue: Queue, row: Row, reason: str, description: str) -> int:
+        """To the dead letters: 1; or 0 when they would not have it, and then it stays, parked."""
+        possible, target = self.grave(queue, row)
+        if not possible:
+            self.park(queue, row)
+            return 0
         if target is None:
             self.remove(queue, row)
             self.count_odd(queue.id, 1, 0)
@@ -183,7 +188,11 @@ class Step(Ledger):
         death = Death(reason, description, queue.name, self.now, row.deliveries)
         _, history = unpack_record(row.record)
         member = row.session is not None and target.dead is not None
-        blocks = queue.id if row.session is not None and rules.on_dead == "block" else None
+        blocks = (
+            row.blocks
+        )  # one that died once more, as a message of a dead-letter queue of another: still for the first
+        if blocks is None and row.session is not None and queue.rules.on_dead == "block":
+            blocks = queue.id
         # fmt: off
         self.run(SQL["bury"], (row.seq, target.id, BLOCKED if member else READY, self.now,
                                pack_record(death, history), blocks, row.nacks))
@@ -285,6 +294,7 @@ class Step(Ledger):
                     expired += self.expire(queue, row)
                 elif self.used_up(queue, row, limit):
                     buried += self.bury(queue, row, "max_deliveries", "")
+            self.next_expiry = now  # a lease protected its message: what was promoted may be overdue since long
         if self.next_expiry <= now:
             for (seq,) in self.run(SQL["overdue"], (queue.id, now, TIDY)).fetchall():
                 overdue = self.row(seq)
