@@ -36,7 +36,7 @@ from postroom.drivers.sqlite_settle import settle as settle_all
 from postroom.drivers.sqlite_step import Step
 from postroom.drivers.sqlite_store import Store
 from postroom.drivers.sqlite_wait import Waiting
-from postroom.errors import QueueNotFoundError, ServiceUnavailableError, UnsupportedError
+from postroom.errors import MailboxConnectionError, QueueNotFoundError, ServiceUnavailableError, UnsupportedError
 
 T = TypeVar("T")
 
@@ -292,7 +292,7 @@ class SqliteDriver:
         full = self._take_full or (bool(settle) and self._send_full and _carries(settle))
         buried = expired = 0
         try:
-            while True:
+            while settle or not self._closed.rung:
                 if waiting is not None:
                     waiting.arm()
                 taken = await self.io.call(self._write, work, full)
@@ -307,6 +307,11 @@ class SqliteDriver:
                 if outcomes or buried or expired:
                     return Claimed(taken.deliveries, outcomes, buried, expired)
                 return taken
+            return Claimed((), outcomes, buried, expired)
+        except MailboxConnectionError:
+            if not self._closed.rung or settle:
+                raise
+            return Claimed((), outcomes, buried, expired)  # closed while we were on our way to look again
         finally:
             if waiting is not None:
                 waiting.leave()
@@ -359,12 +364,13 @@ class SqliteDriver:
             return lock
 
         try:
-            while True:
+            while not self._closed.rung:
                 waiting.arm()
                 lock = await self.io.call(self._write, work, self._take_full)
                 if lock is not None or waiting.over:
                     return lock
                 await waiting.sleep()
+            return None
         finally:
             waiting.leave()
 
