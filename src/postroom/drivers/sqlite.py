@@ -322,7 +322,7 @@ class SqliteDriver:
         if queue.id in ready:
             ready[queue.id] = max(0, ready[queue.id] - taken)
         if taken == wanted and self.store.site.posts:
-            step.rings(queue.id, 1)  # there may be more: whoever waits next looks, and tells the next
+            step.news.chain = queue.id
 
     async def settle(self, queue: str, batch: Sequence[Verdict]) -> list[Outcome]:
         def work(step: Step) -> list[Outcome]:

@@ -47,6 +47,7 @@ def claim(
     else:
         step.run_many(lend, [(until, claim_id, token, now, row[0]) for row in rows])
     step.count(queue.id, 0, 0)
+    step.written += len(rows) * 0.1
     step.due(queue.id, until)
     body = SQL["body"]
     deliveries = []

@@ -53,16 +53,17 @@ class Catalog:
 class News:
     """What others should hear of once it is committed."""
 
-    __slots__ = ("changed", "due", "ready", "room")
+    __slots__ = ("chain", "changed", "due", "ready", "room")
 
     def __init__(self) -> None:
         self.ready: dict[int, int] = {}  # queue -> how many messages became claimable
         self.due: dict[int, float] = {}  # queue -> when time will change something there
         self.room: dict[int, int] = {}  # bounded queue -> how many messages left it
         self.changed: set[int] = set()  # queues whose definition changed
+        self.chain = 0  # a queue where a claim took all it wanted: there may be more, so the next who waits should look
 
     def __bool__(self) -> bool:
-        return bool(self.ready or self.due or self.room or self.changed)
+        return bool(self.ready or self.due or self.room or self.changed or self.chain)
 
 
 class Idle(Exception):  # not an error: the driver deletes the queue and says that it is gone
@@ -85,6 +86,7 @@ class Ledger:
         self.next_due = _NEVER  # of the queue looked at last: messages and locks
         self.next_expiry = _NEVER
         self.news = News()
+        self.written = 0.0  # pages, by estimate: when to fold the log is all that hangs on it
         self._counts: dict[int, list[int]] = {}  # queue -> messages, bytes
         self._odd: dict[int, list[int]] = {}  # queue -> dropped, expired
 
@@ -211,6 +213,8 @@ class Ledger:
 
     def finish(self) -> None:
         """Write the counts. Nothing is written by a step that changed nothing."""
+        if self._counts:
+            self.written += 4.0
         for queue, (messages, size) in self._counts.items():
             self.run(SQL["count"], (messages, size, self.counter, self.now, queue))
         for queue, (dropped, expired) in self._odd.items():

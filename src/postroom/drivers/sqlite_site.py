@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import math
 import os
+import sqlite3
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from postroom.core.message import Delivery
 from postroom.drivers.io import Bell
+from postroom.drivers.sqlite_checkpoint import Checkpointer
+from postroom.drivers.sqlite_doorbell import Doorbell
 from postroom.drivers.sqlite_ledger import News
 
 FENCE = 60.0
+_POSTS = 1_000  # queues that somebody waited at; reply mailboxes come and go
 _REMEMBERED = 10_000  # claims of this process, by id: an abandoned one finds what it took without a search
 
 
@@ -62,15 +66,52 @@ class Site:
         self.posts: dict[int, Post] = {}
         self.fences: dict[str, float] = {}
         self.claims: OrderedDict[str, list[int]] = OrderedDict()
-        self.waiting = 0
-        self.tell: Callable[[News], None] | None = None  # to the other processes, once the doorbell is there
+        self.doorbell: Doorbell | None = None
+        self.checkpointer: Checkpointer | None = None
 
     def post(self, queue: int) -> Post:
+        """Called within a step, under the lock."""
         post = self.posts.get(queue)
-        return post if post is not None else self.posts.setdefault(queue, Post())
+        if post is None:
+            if len(self.posts) >= _POSTS:
+                self.posts = {id: other for id, other in self.posts.items() if other}
+            post = self.posts[queue] = Post()
+        return post
+
+    def equip(
+        self, path: str, poll: float, now: Callable[[], float], connect: Callable[[], sqlite3.Connection]
+    ) -> None:
+        """What one process needs once, however many drivers it has."""
+        with self.lock:
+            if self.doorbell is None:
+                self.doorbell = Doorbell(self, path, poll, now, connect)
+                self.checkpointer = Checkpointer(path, connect)
 
     def attend(self) -> None:
-        """Somebody is about to wait: listen to the other processes."""
+        """Somebody is about to look, and may wait: let the other processes know where we are."""
+        if self.doorbell is not None:
+            self.doorbell.attend()
+
+    def waits(self) -> None:
+        """Somebody waits now."""
+        if self.doorbell is not None:
+            self.doorbell.unpark()
+
+    def waited_at(self) -> bool:
+        return any(map(bool, list(self.posts.values())))
+
+    def ring(self, queue: int, ready: int, room: int) -> None:
+        """Another process did something there."""
+        if (post := self.posts.get(queue)) is not None:
+            post.ring(ready)
+            if room:
+                post.room.ring(room)
+
+    def ring_everywhere(self) -> None:
+        """Something may have happened: one at each queue looks, and those of one certain session all do."""
+        for post in list(self.posts.values()):
+            post.ring(1)
+            post.room.ring(1)
 
     def publish(self, news: News) -> None:
         """Wake whom a committed step concerns. Never fails, and may be lost: a lost ring costs a poll."""
@@ -88,8 +129,16 @@ class Site:
             for queue in news.changed:
                 if (post := posts.get(queue)) is not None:
                     post.ring_all()
-        if self.tell is not None:
-            self.tell(news)
+            if news.chain and (post := posts.get(news.chain)) is not None:
+                post.claims.ring(1)
+        if self.doorbell is not None and (news.ready or news.due or news.room or news.changed):
+            self.doorbell.tell(news)
+
+    def close(self) -> None:
+        if self.doorbell is not None:
+            self.doorbell.close()
+        if self.checkpointer is not None:
+            self.checkpointer.close()
 
     # --- claims of this process, by id ---------------------------------------------------------------------------
 
@@ -140,6 +189,9 @@ def _after_fork() -> None:
     # The child has none of the parent's threads, and its locks are as some thread of the parent left them.
     global _sites_lock
     _sites_lock = threading.Lock()
+    for site in _sites.values():
+        if site.doorbell is not None:
+            site.doorbell.forget()
     _sites.clear()
 
 

@@ -110,6 +110,7 @@ class Step(Ledger):
         else:
             self.run_many(SQL["put"], rows)
         self.count(queue_id, len(rows), size)
+        self.written += size / 4096 + len(rows) * 0.1
         if sessions or (later and not queue.sessions and any(e.session_id is not None for e in batch)):
             self.mark_sessions(queue)
             for session in sessions:

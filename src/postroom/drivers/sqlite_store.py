@@ -26,6 +26,16 @@ _BOOT_GAP = 1 << 20
 # Connections of a parent process. A forked child must neither use nor close them: closing any descriptor of a file
 # drops the locks, and the last close would fold the log under the parent's feet. So the child lets them leak.
 _leaked: list[object] = []
+_forking = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _forking
+    _forking = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class Store:
@@ -51,6 +61,7 @@ class Store:
             self._writer = self._connect()
             self._reader = self._connect()
             self._reader.execute("PRAGMA query_only = ON")
+            self._equip()
             self.clock: Clock = self._clock if self._clock is not None else self._start_clock()
         except BaseException:
             leave(self.site)
@@ -61,6 +72,12 @@ class Store:
             return connect(self.path, self.settings.busy_timeout)
         except sqlite3.Error as error:
             raise translate(error, self.path) from error
+
+    def _equip(self) -> None:
+        def connect_here() -> sqlite3.Connection:
+            return connect(self.path, self.settings.busy_timeout)
+
+        self.site.equip(self.path, self.settings.safety_poll, self.now, connect_here)
 
     def _start_clock(self) -> Clock:
         clock = StoreClock()
@@ -96,6 +113,8 @@ class Store:
                 step.finish()
                 committing = True
                 connection.execute("COMMIT")
+                if step.written and site.checkpointer is not None:
+                    site.checkpointer.wrote(step.written)
             except BaseException as error:
                 self._catalog.forget()
                 self._undo(connection, committing and failed_to_sync(error), error)
@@ -161,8 +180,10 @@ class Store:
     # --- the end -----------------------------------------------------------------------------------------------
 
     def _after_fork(self) -> None:
-        _leaked.append((self._writer, self._reader, self.site))
-        self._open()
+        with _forking:
+            if self._pid != os.getpid():
+                _leaked.append((self._writer, self._reader, self.site))
+                self._open()
 
     def close(self) -> None:
         """Let go. Messages in flight stay in flight."""
@@ -175,4 +196,5 @@ class Store:
         with self.site.lock, self._reading:
             self._reader.close()
             self._writer.close()
-        leave(self.site)
+        if leave(self.site):
+            self.site.close()

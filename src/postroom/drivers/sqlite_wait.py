@@ -80,12 +80,11 @@ class Waiting:
         for bell in self._others:
             bell.listen(waiter.wake)
         served = False
-        self._site.waiting += 1
+        self._site.waits()
         try:
             await waiter.wait(self._clock.patience(self._until))
             served = True
         finally:
-            self._site.waiting -= 1
             for bell in self._others:
                 bell.leave(waiter.wake)
             self._leave(served)

@@ -1,0 +1,286 @@
+"""Waking the waiters of other processes: a datagram socket a process, in a directory beside the file.
+
+A process that waits has a socket in `shop.db-bells/`. Whoever commits something they might want lists the directory
+(one `stat` while nobody comes or goes) and sends each socket a few bytes that name the queue. One thread of the
+receiving process, the sentry, turns them into rings of its bells. A datagram only tells us to look: a lost one costs
+the time until the sentry's next look at whether the file has changed, never a message.
+
+While nobody waits the sentry sleeps without a timer, and what arrives meanwhile stays in the socket.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import select
+import socket
+import sqlite3
+import stat
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from postroom.drivers.sqlite_ledger import News
+
+if TYPE_CHECKING:
+    from postroom.drivers.sqlite_site import Site
+
+_LONGEST = 100  # of a socket's path, by the operating systems' 104 or 108
+_FRESH = 50_000_000  # ns: a directory that changed so lately may change again within the same tick of its clock
+_MANY = 64  # queues in one datagram; above that: look everywhere
+_ALL = b"*"
+_OVERFLOW = 8  # datagrams read at once from which on some may have been refused: sockets hold about ten
+
+
+class Doorbell:
+    """One process's socket, its sentry, and its way to the others."""
+
+    def __init__(
+        self, site: Site, path: str, poll: float, now: Callable[[], float], connect: Callable[[], sqlite3.Connection]
+    ) -> None:
+        self._site = site
+        self._directory = path + "-bells"
+        self._poll = poll
+        self._now = now
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._name = ""
+        self._socket: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        self._wake: tuple[socket.socket, socket.socket] | None = None
+        self._parked = False
+        self._closed = False
+        self._sender: socket.socket | None = None
+        self._folder = -1  # a descriptor of the directory: through it every socket has a short path
+        self._seen: tuple[int, int] | None = None  # the directory as listed last: inode, time of its last change
+        self._others: list[str] = []
+
+    # --- receiving ---------------------------------------------------------------------------------------------
+
+    def attend(self) -> None:
+        """Somebody is about to look, and to wait if there is nothing: from now on be there for the others."""
+        if self._thread is None and not self._closed:
+            with self._lock:
+                if self._thread is None and not self._closed:
+                    self._hang_up()
+                    self._wake = socket.socketpair()
+                    self._thread = threading.Thread(target=self._watch, name="postroom-sentry", daemon=True)
+                    self._thread.start()
+
+    def unpark(self) -> None:
+        """Somebody waits now. Cheap while the sentry is up."""
+        if self._parked:
+            self._parked = False
+            self._rouse()
+
+    def _rouse(self) -> None:
+        if self._wake is not None:
+            try:
+                self._wake[1].send(b"\0")
+            except OSError:
+                pass  # closed meanwhile, or so full that it is awake already
+
+    def _hang_up(self) -> None:
+        """Make the socket. Where that is impossible we poll: slower, never wrong."""
+        if not hasattr(socket, "AF_UNIX"):
+            return
+        for _ in range(3):
+            try:
+                os.mkdir(self._directory, 0o700)
+            except FileExistsError:
+                pass
+            except OSError:
+                return
+            if not self._open_folder():
+                continue  # removed by a process that left, in this very moment
+            name = f"{os.getpid()}-{secrets.token_hex(4)}"
+            bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                bell.bind(self._path_of(name))
+            except OSError:
+                bell.close()
+                continue
+            bell.setblocking(False)
+            self._socket, self._name = bell, name
+            return
+
+    def _open_folder(self) -> bool:
+        try:
+            folder = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return False
+        found = os.fstat(folder)
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
+            os.close(folder)  # somebody else's: they could read which queues are busy, or wake us for nothing
+            return False
+        if self._folder >= 0:
+            os.close(self._folder)
+        self._folder, self._seen = folder, None
+        return True
+
+    def _path_of(self, name: str) -> str:
+        path = f"{self._directory}/{name}"
+        return path if len(os.fsencode(path)) <= _LONGEST else f"/proc/self/fd/{self._folder}/{name}"
+
+    def _watch(self) -> None:
+        """The sentry."""
+        version: int | None = None
+        eye: sqlite3.Connection | None = None
+        assert self._wake is not None
+        ear = self._wake[0]
+        poll = select.poll()
+        poll.register(ear, select.POLLIN)
+        parked = select.poll()
+        parked.register(ear, select.POLLIN)
+        if self._socket is not None:
+            poll.register(self._socket, select.POLLIN)
+        try:
+            while not self._closed:
+                if not self._site.waited_at():
+                    self._parked = True
+                    # In this order: whoever begins to wait now either is seen here or sees that we are parked.
+                    if not self._site.waited_at():
+                        parked.poll()
+                    self._parked = False
+                ready = poll.poll(self._poll * 1000)
+                if not ready:
+                    eye, version = self._look(eye, version)
+                    continue
+                for descriptor, _ in ready:
+                    if descriptor == ear.fileno():
+                        ear.recv(4096)
+                    else:
+                        self._hear()
+        except (OSError, ValueError):
+            pass  # closed under us
+        finally:
+            if eye is not None:
+                eye.close()
+
+    def _look(
+        self, eye: sqlite3.Connection | None, version: int | None
+    ) -> tuple[sqlite3.Connection | None, int | None]:
+        """The safety net: did anybody commit anything since we looked last?"""
+        try:
+            if eye is None:
+                eye = self._connect()
+            now: int = eye.execute("PRAGMA data_version").fetchone()[0]
+        except sqlite3.Error:
+            self._site.ring_everywhere()
+            return eye, None
+        if now != version:
+            self._site.ring_everywhere()
+        return eye, now
+
+    def _hear(self) -> None:
+        bell = self._socket
+        if bell is None:
+            return
+        count = 0
+        try:
+            while True:
+                data = bell.recv(2048)
+                count += 1
+                if data == _ALL:
+                    self._site.ring_everywhere()
+                else:
+                    self._ring(data)
+        except BlockingIOError:
+            pass
+        if count >= _OVERFLOW:
+            self._site.ring_everywhere()
+
+    def _ring(self, data: bytes) -> None:
+        try:
+            for part in data.split():
+                queue, ready, room = map(int, part.split(b":"))
+                self._site.ring(queue, ready, room)
+        except ValueError:
+            self._site.ring_everywhere()  # another version's words: look
+
+    # --- sending -----------------------------------------------------------------------------------------------
+
+    def tell(self, news: News) -> None:
+        """Ring at the other processes. Never fails, never blocks."""
+        others = self._list()
+        if others and (text := self._words(news)):
+            for name in others:
+                self._send(name, text)
+
+    def _words(self, news: News) -> bytes:
+        # What is due later than their next look they will see in time by themselves.
+        soon = self._now() + 2 * self._poll if news.due else 0.0
+        queues = {*news.ready, *news.room, *(queue for queue, at in news.due.items() if at < soon)}
+        if news.changed or len(queues) > _MANY:
+            return _ALL
+        return b" ".join(
+            b"%d:%d:%d" % (queue, max(1, news.ready.get(queue, 1)), news.room.get(queue, 0)) for queue in queues
+        )
+
+    def _list(self) -> list[str]:
+        """The other processes that have a socket here."""
+        try:
+            found = os.stat(self._directory)
+        except OSError:
+            return []
+        seen = (found.st_ino, found.st_mtime_ns)
+        if seen == self._seen:
+            return self._others
+        with self._lock:
+            if (self._folder < 0 or os.fstat(self._folder).st_ino != found.st_ino) and not self._open_folder():
+                return []
+            try:
+                self._others = [name for name in os.listdir(self._folder) if name != self._name]
+            except OSError:
+                return []
+            self._seen = seen if time.time_ns() - found.st_mtime_ns > _FRESH else None
+            return self._others
+
+    def _send(self, name: str, text: bytes) -> None:
+        sender = self._sender
+        if sender is None:
+            sender = self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            sender.setblocking(False)
+        try:
+            sender.sendto(text, self._path_of(name))
+        except BlockingIOError:
+            pass  # it has not read the last ten yet, and will look everywhere when it does
+        except OSError as error:
+            if error.errno == errno.ECONNREFUSED:  # its process died
+                try:
+                    os.unlink(name, dir_fd=self._folder)
+                except OSError:
+                    pass
+
+    def forget(self) -> None:
+        """In a forked child: the parent's socket stays where it is, but must not outlive the parent in our hands."""
+        for inherited in (self._socket, self._sender, *(self._wake or ())):
+            if inherited is not None:
+                inherited.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._rouse()
+            thread, bell, wake = self._thread, self._socket, self._wake
+            self._socket = None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(2.0)
+        if bell is not None:
+            try:
+                os.unlink(self._name, dir_fd=self._folder)
+            except OSError:
+                pass
+            bell.close()
+        for other in (*(wake or ()), *((self._sender,) if self._sender is not None else ())):
+            other.close()
+        self._sender = None
+        if self._folder >= 0:
+            os.close(self._folder)
+            self._folder = -1
+        try:
+            os.rmdir(self._directory)
+        except OSError:
+            pass  # others are there, or it never was
