@@ -220,6 +220,8 @@ class Reference(Codec[Any]):
     content_type = JSON
 
     def __init__(self, body_type: object) -> None:
+        if not (body_type is None or callable(body_type) or get_origin(body_type) is not None):
+            raise ConfigurationError(f"{body_type!r:.80} cannot be the type of a mailbox's bodies: it is no type")
         self.body_type = body_type
         plain_class = isinstance(body_type, type) and body_type is not Any and body_type is not object
         self._class = (

@@ -199,10 +199,11 @@ class MemoryDriver:
         with self._lock:
             now = self._clock()
             found = self._space.queue(queue, now)
+            removed = len(found.entries)
             if found.dead is None:
                 for entry in list(found.entries.values()):
                     self._space.take_out(found, entry, now)  # one by one: a session may be waiting for one of them
-            removed = found.purge()
+            found.purge()
             found.touched = now
             wake_all(found)
             return removed

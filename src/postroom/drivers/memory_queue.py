@@ -431,14 +431,12 @@ class Queue:
         found = (entry for seq, entry in self.entries.items() if seq > after)
         return list(islice(found, n)) if self.ascending else nsmallest(n, found, key=lambda entry: entry.seq)
 
-    def purge(self) -> int:
-        removed = len(self.entries)
+    def purge(self) -> None:
         for entry in self.entries.values():
             entry.place = GONE
         states = {id: s.state for id, s in self.sessions.items() if s.state.version}
         self.sessions = {id: Session(id, [], {}, state=state) for id, state in states.items()}
         self._clear()
-        return removed
 
 
 _TIMED = frozenset({SCHEDULED, FLIGHT, PARKED})
