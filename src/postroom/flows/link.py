@@ -68,6 +68,12 @@ class Link:
             gatherer = self._settles.setdefault(queue, Gatherer(self.driver.io, partial(self.driver.settle, queue)))
         return await gatherer.run(batch)
 
+    def box_of(self, name: str) -> Box[Any, Any] | None:
+        """An open mailbox of this client with that name, if there is one."""
+        if name not in self.opened:
+            return None
+        return next((box for box in list(self.boxes) if box.name == name and not box.closing.rung), None)
+
     async def close(self) -> None:
         """Nobody waits here any more, nothing is sent from here any more, and the store is let go of."""
         self.closing.ring_for_good()

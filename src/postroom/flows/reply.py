@@ -50,7 +50,7 @@ async def _put(link: Link, name: str, envelope: Envelope) -> list[Put]:
     try:
         return await link.put(name, (envelope,))
     except QueueNotFoundError:
-        if not any(box.name == name and not box.closing.rung for box in link.boxes):
+        if link.box_of(name) is None:
             raise
     await link.driver.ensure(name)  # a mailbox of ours that was opened and not used so far
     return await link.put(name, (envelope,))

@@ -104,7 +104,7 @@ class Options:
 def _reply_target(link: Link, reply_to: object) -> tuple[str, object, Box[Any, Any] | None]:
     """A mailbox or a name. Only a store in the same process can carry the mailbox itself."""
     if isinstance(reply_to, str):
-        return check_name(reply_to, "reply_to"), None, None
+        return check_name(reply_to, "reply_to"), None, link.box_of(reply_to)
     box = getattr(reply_to, "_box", None)
     if not isinstance(box, Box):
         raise InvalidParameterError(f"reply_to must be a mailbox or a name, not {type(reply_to).__name__}")
