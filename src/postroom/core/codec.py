@@ -37,6 +37,7 @@ JSON = "application/json"
 MSGPACK = "application/msgpack"
 TEXT = "text/plain; charset=utf-8"
 BINARY = "application/octet-stream"
+REFERENCE = "application/x-python-object"  # no bytes: the object itself, on a store that passes references
 
 
 class Codec(Generic[T]):
@@ -231,10 +232,22 @@ class Reference(Codec[Any]):
     def encode(self, body: Any, content_type: str | None = None) -> tuple[bytes, str]:
         if self._class is not None and not isinstance(body, self._class):
             raise _misfit(body, _name(self.body_type))
-        return body, content_type or JSON  # the store's capabilities say by_reference: "bytes" is the object
+        return body, content_type or REFERENCE  # the store's capabilities say by_reference: "bytes" is the object
 
     def decode(self, data: bytes, content_type: str) -> Any:
-        return data
+        if content_type is REFERENCE or type(data) is not bytes or self.body_type is bytes:
+            return data
+        return codec_for(self.body_type).decode(data, content_type)  # sent as bytes, by the raw client
+
+
+def bytes_of(body: object, content_type: str) -> tuple[bytes, str]:
+    """(bytes, content type) of what a raw receiver gets; a body passed by reference is shown as JSON if it can be."""
+    if type(body) is bytes:
+        return body, content_type
+    try:
+        return _json_encode(body), JSON
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return repr(body).encode(errors="backslashreplace"), TEXT
 
 
 class _Tagged(Codec[Any]):

@@ -9,7 +9,7 @@ from typing import Any
 
 from postroom.core import limits
 from postroom.core.address import check_queue, is_dead_letters
-from postroom.core.codec import BINARY
+from postroom.core.codec import BINARY, bytes_of
 from postroom.core.definition import MessageReceipt, QueueMessage, ReceiveOptions, SendOptions, aware
 from postroom.core.limits import Seconds
 from postroom.core.message import (
@@ -195,13 +195,14 @@ async def peek(link: Link, queue: str, n: int, after: int) -> list[ReceivedMessa
 
 def received(link: Link, queue: str, delivery: Delivery) -> ReceivedMessage:
     e = delivery.envelope
+    body, content_type = bytes_of(e.body, e.content_type)
     return ReceivedMessage(
         message=QueueMessage(
-            body=e.body,
+            body=body,
             message_id=e.id,
             session_id=e.session_id,
             correlation_id=e.correlation_id,
-            content_type=e.content_type,
+            content_type=content_type,
             properties=e.attributes or {},
             ttl=e.ttl,
             reply_to=e.reply_to,
