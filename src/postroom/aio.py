@@ -6,13 +6,11 @@ A client belongs to the event loop it is first used in.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
-from urllib.parse import quote
 
 from postroom.core import limits
 from postroom.core.address import Address
@@ -29,7 +27,7 @@ from postroom.core.definition import (
 from postroom.core.limits import Seconds
 from postroom.core.message import Ack, Release
 from postroom.drivers.io import Bell
-from postroom.factory import Opener, QueueConfig, open_link, register
+from postroom.factory import Factory, open_link
 from postroom.flows import queues, raw, receive, redrive, reply, send, sessions, settle
 from postroom.flows.held import Held, Lease, Peeked
 from postroom.flows.keep import keep
@@ -326,37 +324,6 @@ def connect(url: str | None = None, **options: Any) -> AsyncQueueClient:
     return AsyncQueueClient(link, address)
 
 
-class AsyncQueueClientFactory:
-    """The parts of `connect`, by name: from a URL, the environment, a config, or one method a store."""
-
-    @staticmethod
-    def from_url(url: str, **options: Any) -> AsyncQueueClient:
-        return connect(url, **options)
-
-    @staticmethod
-    def from_env(**options: Any) -> AsyncQueueClient:
-        """The store that POSTROOM_URL names; POSTROOM_NAMESPACE and POSTROOM_MAX_BODY are honoured."""
-        return connect(None, **options)
-
-    @staticmethod
-    def create(config: QueueConfig) -> AsyncQueueClient:
-        return connect(config.url, **config.options)
-
-    @staticmethod
-    def memory(name: str = "", **options: Any) -> AsyncQueueClient:
-        """A store in this process: one of its own, or the one that all who say the same name share."""
-        return connect(f"memory://{name}", **options)
-
-    @staticmethod
-    def sqlite(path: str | os.PathLike[str], **options: Any) -> AsyncQueueClient:
-        return connect(f"sqlite:///{quote(os.fspath(path))}", **options)
-
-    @staticmethod
-    def register(scheme: str, opener: Opener) -> None:
-        """Teach `connect` a scheme: `opener(address, *, flavour, namespace, **options)` returns a Driver."""
-        register(scheme, opener)
-
-
 class AsyncQueueClient:
     """One store. Made by `connect()`."""
 
@@ -477,3 +444,9 @@ class AsyncQueueClient:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._address}>"
+
+
+class AsyncQueueClientFactory(Factory[AsyncQueueClient]):
+    """The parts of `connect`, by name."""
+
+    _connect = staticmethod(connect)

@@ -5,11 +5,9 @@ Safe to share between threads. `postroom.aio` says the same with `await`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Self, TypeVar, overload
-from urllib.parse import quote
 
 from postroom.core.address import Address
 from postroom.core.capabilities import Capabilities
@@ -24,7 +22,7 @@ from postroom.core.definition import (
 )
 from postroom.core.limits import Seconds
 from postroom.drivers.io import drive
-from postroom.factory import Opener, QueueConfig, open_link, register
+from postroom.factory import Factory, open_link
 from postroom.flows import queues, raw, sessions
 from postroom.flows.link import Box, Link
 from postroom.flows.raw import ReceivedMessage
@@ -45,37 +43,6 @@ def connect(url: str | None = None, **options: Any) -> QueueClient:
     """
     link, address = open_link(url, "sync", options)
     return QueueClient(link, address)
-
-
-class QueueClientFactory:
-    """The parts of `connect`, by name: from a URL, the environment, a config, or one method a store."""
-
-    @staticmethod
-    def from_url(url: str, **options: Any) -> QueueClient:
-        return connect(url, **options)
-
-    @staticmethod
-    def from_env(**options: Any) -> QueueClient:
-        """The store that POSTROOM_URL names; POSTROOM_NAMESPACE and POSTROOM_MAX_BODY are honoured."""
-        return connect(None, **options)
-
-    @staticmethod
-    def create(config: QueueConfig) -> QueueClient:
-        return connect(config.url, **config.options)
-
-    @staticmethod
-    def memory(name: str = "", **options: Any) -> QueueClient:
-        """A store in this process: one of its own, or the one that all who say the same name share."""
-        return connect(f"memory://{name}", **options)
-
-    @staticmethod
-    def sqlite(path: str | os.PathLike[str], **options: Any) -> QueueClient:
-        return connect(f"sqlite:///{quote(os.fspath(path))}", **options)
-
-    @staticmethod
-    def register(scheme: str, opener: Opener) -> None:
-        """Teach `connect` a scheme: `opener(address, *, flavour, namespace, **options)` returns a Driver."""
-        register(scheme, opener)
 
 
 class QueueClient:
@@ -198,3 +165,9 @@ class QueueClient:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._address}>"
+
+
+class QueueClientFactory(Factory[QueueClient]):
+    """The parts of `connect`, by name."""
+
+    _connect = staticmethod(connect)

@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast
+from urllib.parse import quote
 
 from postroom.core.address import Address, check_namespace, parse_url
 from postroom.drivers.api import Driver
 from postroom.errors import ConfigurationError
 from postroom.flows.link import Link
+
+C = TypeVar("C")
 
 Flavour: TypeAlias = Literal["sync", "async"]
 Opener: TypeAlias = Callable[..., Driver]  # open(address, *, flavour, **options)
@@ -98,3 +101,37 @@ def _bytes(value: object) -> int | None:
     if type(number) is not int or number < 1:
         raise ConfigurationError(f"max_body is a number of bytes above 0, not {value!r:.80}")
     return number
+
+
+class Factory(Generic[C]):
+    """The parts of `connect`, by name: from a URL, the environment, a config, or one method a store."""
+
+    _connect: ClassVar[Callable[..., Any]]
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> C:
+        return cast("C", cls._connect(url, **options))
+
+    @classmethod
+    def from_env(cls, **options: Any) -> C:
+        """The store that POSTROOM_URL names; POSTROOM_NAMESPACE and POSTROOM_MAX_BODY are honoured."""
+        return cast("C", cls._connect(None, **options))
+
+    @classmethod
+    def create(cls, config: QueueConfig) -> C:
+        return cls.from_url(config.url, **config.options)
+
+    @classmethod
+    def memory(cls, name: str = "", **options: Any) -> C:
+        """A store in this process: one of its own, or the one that all who say the same name share."""
+        return cls.from_url(f"memory://{quote(name)}", **options)
+
+    @classmethod
+    def sqlite(cls, path: str | os.PathLike[str], **options: Any) -> C:
+        """A store in a file, shared by any number of processes of this machine."""
+        return cls.from_url(f"sqlite:///{quote(os.fspath(path))}", **options)
+
+    @staticmethod
+    def register(scheme: str, opener: Opener) -> None:
+        """Teach `connect` a scheme: `opener(address, *, flavour, namespace, **options)` returns a Driver."""
+        register(scheme, opener)

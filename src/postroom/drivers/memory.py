@@ -33,7 +33,7 @@ from postroom.drivers.clock import Clock, SystemClock
 from postroom.drivers.io import Awaiting, Bell, Inline, Io, Waiter
 from postroom.drivers.memory_entry import seen
 from postroom.drivers.memory_queue import Queue
-from postroom.drivers.memory_space import Space, holds, lock_lost, wake, wake_all
+from postroom.drivers.memory_space import Space, holds, lock_lost
 from postroom.errors import (
     ConfigurationError,
     MailboxConnectionError,
@@ -134,7 +134,7 @@ class MemoryDriver:
                 return True
             if rules is not None:
                 found.rules, found.updated_at = rules, now
-                wake_all(found)  # limits may have moved
+                found.wake_all()  # limits may have moved
             return False
 
     async def drop(self, queue: str, *, only_empty: bool = False) -> int | None:
@@ -186,7 +186,7 @@ class MemoryDriver:
             found = self._space.queue(queue, now)
             found.status, found.takes, found.gives = status, status.takes, status.gives
             found.updated_at = now
-            wake_all(found)
+            found.wake_all()
 
     async def peek(self, queue: str, n: int, *, after: int = 0) -> list[Delivery]:
         with self._lock:
@@ -205,7 +205,7 @@ class MemoryDriver:
                     self._space.take_out(found, entry, now)  # one by one: a session may be waiting for one of them
             found.purge()
             found.touched = now
-            wake_all(found)
+            found.wake_all()
             return removed
 
     async def redrive(self, queue: str, seqs: Sequence[int], *, target: str | None = None) -> list[Outcome]:
@@ -329,7 +329,7 @@ class MemoryDriver:
                 found.uncount(entry)
                 found.release(entry, now, 0.0)
             if held:
-                wake(found, len(held))
+                found.wake(len(held))
 
     # --- sessions ----------------------------------------------------------------------------------------------
 
@@ -383,7 +383,7 @@ class MemoryDriver:
                 found.uncount(entry)
                 found.release(entry, now, 0.0)
             found.rehead(session, now)
-            wake(found, 1)
+            found.wake(1)
             return True
 
     async def get_state(self, queue: str, session: str) -> SessionState:

@@ -38,6 +38,7 @@ from postroom.drivers.memory_entry import (
     Session,
     Timers,
 )
+from postroom.errors import MailboxFullError
 
 PARKING = 30.0
 
@@ -83,6 +84,49 @@ class Queue:
     def idle_too_long(self, now: float) -> bool:
         limit = self.rules.auto_delete_on_idle
         return limit is not None and now - self.touched >= limit
+
+    def ttl_of(self, envelope: Envelope) -> float | None:
+        return self.rules.ttl if envelope.ttl is None else envelope.ttl
+
+    def no_room(self, envelope: Envelope) -> MailboxFullError | None:
+        """Why there is no room for this message, or None."""
+        rules, held = self.rules, len(self.entries)
+        if rules.max_messages is not None and held >= rules.max_messages:
+            return MailboxFullError(f"{self.name}: full with {held} of {rules.max_messages} messages")
+        if rules.max_bytes is not None and self.bytes + envelope.size > rules.max_bytes:
+            return MailboxFullError(
+                f"{self.name}: {self.bytes} of {rules.max_bytes} bytes are taken, no room for {envelope.size} more"
+            )
+        return None
+
+    # --- telling those who wait --------------------------------------------------------------------------------
+
+    def wake(self, n: int) -> None:
+        """`n` messages became claimable."""
+        if self.bell.waiters:
+            self.bell.ring(n)
+        if self.session_bells:
+            self.wake_sessions()
+
+    def wake_if_session(self, entry: Entry) -> None:
+        if entry.session is not None:
+            self.wake(1)
+
+    def wake_sessions(self) -> None:
+        for bell in self.session_bells.values():
+            bell.ring()
+
+    def wake_all(self) -> None:
+        self.bell.ring()
+        self.room.ring()
+        self.wake_sessions()
+
+    def set_alarm(self) -> None:
+        """If something is due before any of those who wait would wake, one of them must know."""
+        due = self.next_due()
+        if due is not None and due < self.alarm:
+            self.alarm = due
+            self.bell.ring(1)
 
     # --- in ---------------------------------------------------------------------------------------------------
 

@@ -81,7 +81,7 @@ class Space:
             if part is not None:
                 self.queues.pop(part.name, None)
                 part.purge()
-                wake_all(part)
+                part.wake_all()
 
     def revive(self, dead: Queue, seq: int, target: str | None, now: float) -> Outcome:
         entry = dead.entries.get(seq)
@@ -94,13 +94,13 @@ class Space:
         if home is None or home.dead is None:
             where = past.death.source if target is None else target
             return Refused(QueueNotFoundError(f"{where}: no such queue to redrive message {entry.envelope.id} to"))
-        if (full := _no_room(home, entry.envelope)) is not None:
+        if (full := home.no_room(entry.envelope)) is not None:
             return Refused(full)
         self.take_out(dead, entry, now)
         past.attempts = past.lapsed = past.nacks = past.returns = past.token = 0
         past.handle = ""
-        home.admit(entry, now, _ttl(home, entry.envelope))
-        wake(home, 1)
+        home.admit(entry, now, home.ttl_of(entry.envelope))
+        home.wake(1)
         return SETTLED
 
     def put(self, queue: Queue, batch: Sequence[Envelope], now: float) -> list[Put]:
@@ -127,9 +127,9 @@ class Space:
         if queue.bell.waiters:
             if queue.ready > before:
                 queue.bell.ring(queue.ready - before)
-            self._set_alarm(queue)
+            queue.set_alarm()
         if queue.session_bells:
-            wake_sessions(queue)
+            queue.wake_sessions()
         return results
 
     def _put(self, queue: Queue, envelope: Envelope, now: float) -> Put:
@@ -152,16 +152,16 @@ class Space:
             if known is not None and known[1] > now:
                 return Duplicate(known[0])
         displaced = 0
-        if rules.bounded and (full := _no_room(queue, envelope)) is not None:
+        if rules.bounded and (full := queue.no_room(envelope)) is not None:
             if rules.overflow == "drop_newest":
                 queue.dropped += 1
                 return Dropped(envelope.id)
             if rules.overflow != "drop_oldest":
                 return Refused(full)
             displaced = self._make_room(queue, envelope, now)
-            if _no_room(queue, envelope) is not None:
+            if queue.no_room(envelope) is not None:
                 return Refused(full)
-        entry = queue.add(envelope, now, _ttl(queue, envelope))
+        entry = queue.add(envelope, now, queue.ttl_of(envelope))
         if key is not None:
             while queue.dedup and next(iter(queue.dedup.values()))[1] <= now:
                 queue.dedup.popitem(last=False)
@@ -169,20 +169,13 @@ class Space:
             queue.dedup.move_to_end(key)
         return Accepted(envelope.id, entry.seq, displaced)
 
-    def _set_alarm(self, queue: Queue) -> None:
-        """If something is due before any of those who wait would wake, one of them must know."""
-        due = queue.next_due()
-        if due is not None and due < queue.alarm:
-            queue.alarm = due
-            queue.bell.ring(1)
-
     def _make_room(self, queue: Queue, envelope: Envelope, now: float) -> int:
         limit = queue.rules.max_bytes
         if limit is not None and envelope.size > limit:
             return 0  # never: dropping everything would not make room
         dropped = 0
         for entry in queue.browse(len(queue.entries), 0):
-            if _no_room(queue, envelope) is None:
+            if queue.no_room(envelope) is None:
                 break
             if entry.place is not FLIGHT:
                 queue.remove(entry, now)
@@ -238,9 +231,9 @@ class Space:
                     deliveries.append(queue.lend(entry, now, until, claim_id, token))
         queue.touched = now
         if queue.bell.waiters:
-            self._set_alarm(queue)
+            queue.set_alarm()
         if queue.session_bells:
-            wake_sessions(queue)
+            queue.wake_sessions()
         return Claimed(deliveries, (), buried, expired) if deliveries or buried or expired else _NOTHING
 
     def _members(self, queue: Queue, wanted: SessionClaim, until: float, now: float) -> tuple[Session | None, float]:
@@ -299,7 +292,7 @@ class Space:
             if queue.bell.waiters and queue.ready > before:
                 queue.bell.ring(queue.ready - before)
             if queue.session_bells:
-                wake_sessions(queue)
+                queue.wake_sessions()
         if queue.expiry.items and queue.expiry.items[0][0] <= now:
             for entry in queue.overdue(now):
                 expired += self._expire(queue, entry, now)
@@ -319,7 +312,7 @@ class Space:
         kind = type(verdict)
         if kind is Ack:
             self.take_out(queue, entry, now)
-            _wake_if_session(queue, entry)
+            queue.wake_if_session(entry)
             return SETTLED if not verdict.puts else Settled(self._put_replies(verdict.puts, now))  # type: ignore[union-attr]  # narrowed by `kind`
         if isinstance(verdict, Extend):
             return self._extend(queue, entry, verdict, now)
@@ -331,7 +324,7 @@ class Space:
                 return Refused(_unburied(queue))
             queue.fail_later(entry, now)
             self._bury(queue, entry, verdict.reason, verdict.description, now)
-            _wake_if_session(queue, entry)
+            queue.wake_if_session(entry)
             return SETTLED
         queue.fail_later(entry, now)
         if isinstance(verdict, Return):
@@ -345,7 +338,7 @@ class Space:
                 self._bury(queue, entry, "max_deliveries", verdict.note or "", now)
                 return SETTLED
         queue.release(entry, now, verdict.delay if isinstance(verdict, (Release, Return)) else 0.0)
-        wake(queue, 1)
+        queue.wake(1)
         return SETTLED
 
     def _put_replies(self, puts: Sequence[tuple[str, Envelope]], now: float) -> tuple[Put, ...]:
@@ -379,7 +372,7 @@ class Space:
             if home is not None and session is not None and entry.seq in session.blocked_by:
                 session.blocked_by.discard(entry.seq)
                 home.rehead(session, now)
-                wake(home, 1)
+                home.wake(1)
 
     def dead_queue(self, queue: Queue) -> Queue | None:
         """Where this queue's dead letters go; None if it has none or it is missing."""
@@ -393,7 +386,7 @@ class Space:
         target = self.dead_queue(queue)
         if target is queue.dead or not queue.rules.dead_lettering:
             return True, target
-        return target is not None and target.takes and _no_room(target, entry.envelope) is None, target
+        return target is not None and target.takes and target.no_room(entry.envelope) is None, target
 
     def _bury(self, queue: Queue, entry: Entry, reason: str, description: str, now: float) -> int:
         """To the dead letters: 1; or 0 when they would not have it, and then it stays, parked."""
@@ -413,7 +406,7 @@ class Space:
         past.death = Death(reason, description, queue.name, now, past.attempts)
         past.handle, past.token = "", 0
         target.admit(entry, now, None)
-        wake(target, 1)
+        target.wake(1)
         return 1
 
     def _expire(self, queue: Queue, entry: Entry, now: float) -> int:
@@ -441,21 +434,6 @@ class Space:
 
 
 _NOTHING = Claimed()
-
-
-def _ttl(queue: Queue, envelope: Envelope) -> float | None:
-    return queue.rules.ttl if envelope.ttl is None else envelope.ttl
-
-
-def _no_room(queue: Queue, envelope: Envelope) -> MailboxFullError | None:
-    rules = queue.rules
-    if rules.max_messages is not None and len(queue.entries) >= rules.max_messages:
-        return MailboxFullError(f"{queue.name}: full with {len(queue.entries)} of {rules.max_messages} messages")
-    if rules.max_bytes is not None and queue.bytes + envelope.size > rules.max_bytes:
-        return MailboxFullError(
-            f"{queue.name}: {queue.bytes} of {rules.max_bytes} bytes are taken, no room for {envelope.size} more"
-        )
-    return None
 
 
 def _why_not(queue: Queue, handle: str) -> Outcome:
@@ -489,26 +467,3 @@ def lock_lost(queue: str, id: str) -> ReceiptHandleExpiredError:
 def holds(entry: Entry, claim_id: str, now: float) -> bool:
     past = entry.past
     return entry.place is FLIGHT and past is not None and entry.due > now and past.handle.endswith("." + claim_id)
-
-
-def wake(queue: Queue, n: int) -> None:
-    if queue.bell.waiters:
-        queue.bell.ring(n)
-    if queue.session_bells:
-        wake_sessions(queue)
-
-
-def _wake_if_session(queue: Queue, entry: Entry) -> None:
-    if entry.session is not None:
-        wake(queue, 1)
-
-
-def wake_sessions(queue: Queue) -> None:
-    for bell in queue.session_bells.values():
-        bell.ring()
-
-
-def wake_all(queue: Queue) -> None:
-    queue.bell.ring()
-    queue.room.ring()
-    wake_sessions(queue)
