@@ -15,15 +15,21 @@ The suite asks what your driver's `Capabilities` say it can do, and nothing else
 they grant must work, and a gap that no store may have fails.
 """
 
+from postroom.testing.conformance.capacity import Capacity
+from postroom.testing.conformance.deadletters import DeadLetters
 from postroom.testing.conformance.life import Life
 from postroom.testing.conformance.ordering import Ordering
+from postroom.testing.conformance.queues import Queues
 from postroom.testing.conformance.receiving import Receiving
+from postroom.testing.conformance.remembering import Deduplication, TimeToLive
 from postroom.testing.conformance.sessions import Sessions
 from postroom.testing.conformance.settling import Settling
 from postroom.testing.conformance.world import Awaited, Store, Suite, UrlStore, World
 
 
-class Conformance(Life, Settling, Receiving, Ordering, Sessions):
+class Conformance(
+    Life, Settling, Receiving, Ordering, Sessions, Deduplication, TimeToLive, Capacity, Queues, DeadLetters
+):
     """All of the suite. Subclass it with `store = YourStore`."""
 
 
