@@ -115,6 +115,7 @@ class MemoryDriver:
         if space is None:
             space = store.spaces.setdefault(namespace, Space(store.numbers, store.fences))
         self._space = space
+        self._queues = space.queues  # looked up here on the hot path: a call less, three times a message
         self._closed = Bell()
 
     def now(self) -> float:
@@ -133,7 +134,7 @@ class MemoryDriver:
                 self._space.make(queue, PLAIN if rules is None else rules, now)
                 return True
             if rules is not None:
-                found.rules, found.updated_at = rules, now
+                found.follow(rules, now)
                 found.wake_all()  # limits may have moved
             return False
 
@@ -222,7 +223,9 @@ class MemoryDriver:
             if self._closed.rung:
                 raise MailboxConnectionError(f"{queue}: this client is closed", transient=False)
             now = self._clock()
-            found = self._space.queue(queue, now)
+            found = self._queues.get(queue)
+            if found is None or found.mortal:
+                found = self._space.queue(queue, now)
             results = self._space.put(found, batch, now)
         if found.rules.overflow != "wait" or not any(_waits(result) for result in results):
             return results
@@ -264,7 +267,9 @@ class MemoryDriver:
         while True:
             with self._lock:
                 now = self._clock()
-                found = self._space.queue(queue, now)
+                found = self._queues.get(queue)
+                if found is None or found.mortal:
+                    found = self._space.queue(queue, now)
                 if settle:
                     outcomes, settle = self._space.settle(found, settle, now), ()
                 if self._closed.rung:
@@ -312,7 +317,10 @@ class MemoryDriver:
     async def settle(self, queue: str, batch: Sequence[Verdict]) -> list[Outcome]:
         with self._lock:
             now = self._clock()
-            return self._space.settle(self._space.queue(queue, now), batch, now)
+            found = self._queues.get(queue)
+            if found is None or found.mortal:
+                found = self._space.queue(queue, now)
+            return self._space.settle(found, batch, now)
 
     async def abandon(self, queue: str, claim_id: str) -> None:
         with self._lock:

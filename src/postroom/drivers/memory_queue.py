@@ -48,12 +48,12 @@ class Queue:
 
     def __init__(self, name: str, rules: Rules, now: float, numbers: count[int], dead: Queue | None) -> None:
         self.name = name
-        self.rules = rules
+        self.follow(rules, now)
         self.dead = dead  # its own dead letters; None when it is a dead-letter queue itself
         self.numbers = numbers
         self.takes = self.gives = True  # what the status means, looked up with every call
         self.status = QueueStatus.ACTIVE
-        self.created_at = self.updated_at = self.touched = now
+        self.created_at = self.touched = now
         self.bell = Bell()  # rung when something became claimable
         self.session_bells: dict[str, Bell] = {}
         self.room = Bell()  # rung when a bounded queue has room again
@@ -80,6 +80,12 @@ class Queue:
     @property
     def ready(self) -> int:
         return len(self.entries) - self.scheduled - self.in_flight
+
+    def follow(self, rules: Rules, now: float) -> None:
+        """From now on these rules are in force."""
+        self.rules = rules
+        self.mortal = rules.auto_delete_on_idle is not None
+        self.updated_at = now
 
     def idle_too_long(self, now: float) -> bool:
         limit = self.rules.auto_delete_on_idle

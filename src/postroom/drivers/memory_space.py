@@ -62,7 +62,7 @@ class Space:
         queue = self.queues.get(name)
         if queue is None:
             raise QueueNotFoundError(f"{name}: no such queue; create_queue() makes one, and so does opening a mailbox")
-        if queue.rules.auto_delete_on_idle is not None:
+        if queue.mortal:
             if queue.idle_too_long(now):
                 self.drop(queue)
                 raise QueueNotFoundError(f"{name}: the queue was deleted after it had been idle for its limit")
@@ -300,20 +300,30 @@ class Space:
 
     def settle(self, queue: Queue, batch: Sequence[Verdict], now: float) -> list[Outcome]:
         queue.touched = now
-        return [self._settle(queue, verdict, now) for verdict in batch]
+        outcomes: list[Outcome] = []
+        for verdict in batch:
+            entry = queue.leases.get(verdict.handle)
+            if type(verdict) is Ack and entry is not None and entry.session is None and not verdict.puts:
+                # The common case: an acknowledge counts, late or not, while the handle is known.
+                if queue.dead is None or (entry.past is not None and entry.past.death is not None):
+                    self.take_out(queue, entry, now)
+                else:
+                    queue.remove(entry, now)
+                outcomes.append(SETTLED)
+            else:
+                outcomes.append(self._settle(queue, entry, verdict, now))
+        return outcomes
 
-    def _settle(self, queue: Queue, verdict: Verdict, now: float) -> Outcome:
-        entry = queue.leases.get(verdict.handle)
+    def _settle(self, queue: Queue, entry: Entry | None, verdict: Verdict, now: float) -> Outcome:
         if entry is None:
             return _why_not(queue, verdict.handle)
         late = entry.place is not FLIGHT or entry.due <= now
         if late and (entry.session is not None or type(verdict) is Extend):
             return STALE
-        kind = type(verdict)
-        if kind is Ack:
+        if isinstance(verdict, Ack):
             self.take_out(queue, entry, now)
             queue.wake_if_session(entry)
-            return SETTLED if not verdict.puts else Settled(self._put_replies(verdict.puts, now))  # type: ignore[union-attr]  # narrowed by `kind`
+            return SETTLED if not verdict.puts else Settled(self._put_replies(verdict.puts, now))
         if isinstance(verdict, Extend):
             return self._extend(queue, entry, verdict, now)
         if isinstance(verdict, Bury):
