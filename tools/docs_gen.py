@@ -80,23 +80,21 @@ def cli() -> str:
         raise NotWritten("postroom.cli")
     import click
 
-    import postroom.cli
-
-    # `main` may be a plain function around the group that turns errors into exit codes.
-    groups = [value for value in vars(postroom.cli).values() if isinstance(value, click.Group)]
-    if not groups:
-        raise NotWritten("a click.Group in postroom.cli")
+    # postroom.cli.main is a plain function, so that it can say in one line that click is missing; the group is inside.
+    from postroom.cli.app import cli as group
 
     def pages(command: click.Command, path: str, parent: click.Context | None) -> Iterator[str]:
-        context = click.Context(command, info_name=path.rsplit(" ", 1)[-1], parent=parent, terminal_width=100)
-        yield f"## {path}\n\n```text\n{command.get_help(context)}\n```"
+        name = path.rsplit(" ", 1)[-1]
+        context = click.Context(command, info_name=name, parent=parent, terminal_width=100, **command.context_settings)
+        title = "## The options of every command" if parent is None else f"## {path}"
+        yield f"{title}\n\n```text\n{command.get_help(context)}\n```"
         if isinstance(command, click.Group):
             for name in command.list_commands(context):
                 below = command.get_command(context, name)
                 if below is not None and not below.hidden:
                     yield from pages(below, f"{path} {name}", context)
 
-    return "\n\n".join(pages(groups[0], "postroom", None))
+    return "\n\n".join(pages(group, "postroom", None))
 
 
 def table(rows: list[list[str]]) -> str:
