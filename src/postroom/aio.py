@@ -25,7 +25,7 @@ from postroom.core.definition import (
     SendOptions,
 )
 from postroom.core.limits import Seconds
-from postroom.core.message import Ack, Release
+from postroom.core.message import Ack
 from postroom.drivers.io import Bell
 from postroom.factory import Factory, open_link
 from postroom.flows import queues, raw, receive, redrive, reply, send, sessions, settle
@@ -196,14 +196,13 @@ class AsyncMailbox(Generic[T, R]):
 
     async def acknowledge_many(self, messages: Sequence[AsyncMessage[T, R]]) -> list[SettleResult]:
         """Acknowledge in one call; a result each, aligned."""
-        return await settle.settle_many(messages, [Ack(m.receipt_handle) for m in messages])
+        return await settle.acknowledge_many(messages)
 
     async def nack_many(
         self, messages: Sequence[AsyncMessage[T, R]], *, visibility_timeout: Seconds = 0
     ) -> list[SettleResult]:
         """Give back in one call; a result each, aligned."""
-        delay = limits.seconds(visibility_timeout, "visibility_timeout", 0, limits.MAX_LEASE)
-        return await settle.settle_many(messages, [Release(m.receipt_handle, delay) for m in messages])
+        return await settle.nack_many(messages, visibility_timeout)
 
     async def peek(self, max_messages: int = 10, *, after: int = 0) -> list[Peeked[T]]:
         """Look without taking, in order of sequence numbers, from above `after`; scheduled and in-flight ones too."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 from postroom.core import limits
 from postroom.core.definition import QueueInfo
 from postroom.core.limits import Seconds
-from postroom.core.message import Ack, Release
+from postroom.core.message import Ack
 from postroom.drivers.io import Bell, drive
 from postroom.flows import queues, receive, redrive, reply, send, sessions, settle
 from postroom.flows.held import Held, Lease, Peeked
@@ -187,12 +187,11 @@ class Mailbox(Generic[T, R]):
 
     def acknowledge_many(self, messages: Sequence[Message[T, R]]) -> list[SettleResult]:
         """Acknowledge in one call; a result each, aligned."""
-        return drive(settle.settle_many(messages, [Ack(m.receipt_handle) for m in messages]))
+        return drive(settle.acknowledge_many(messages))
 
     def nack_many(self, messages: Sequence[Message[T, R]], *, visibility_timeout: Seconds = 0) -> list[SettleResult]:
         """Give back in one call; a result each, aligned."""
-        delay = limits.seconds(visibility_timeout, "visibility_timeout", 0, limits.MAX_LEASE)
-        return drive(settle.settle_many(messages, [Release(m.receipt_handle, delay) for m in messages]))
+        return drive(settle.nack_many(messages, visibility_timeout))
 
     def peek(self, max_messages: int = 10, *, after: int = 0) -> list[Peeked[T]]:
         """Look without taking, in order of sequence numbers, from above `after`; scheduled and in-flight ones too."""

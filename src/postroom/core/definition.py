@@ -121,6 +121,8 @@ class QueueDefinition:
             raise InvalidParameterError(f"{self.name}: a window is given, but duplicate_detection is off")
         if self.overflow_timeout is not None and self.overflow != "wait":
             raise InvalidParameterError(f"{self.name}: overflow_timeout goes with overflow='wait'")
+        for option in ("batching", "express", "partitioning"):  # nothing to resolve, but 1 or "yes" is no answer either
+            _flag(getattr(self, option), option, False)
         by_reference = capabilities is not None and capabilities.by_reference
         return Rules(
             plain=False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -136,18 +136,28 @@ async def give_back(held: Sequence[Held[Any, Any]]) -> None:
     """Return what was fetched and not looked at, uncounted. If the store is away the leases lapse by themselves."""
     if held:
         try:
-            await settle_many(held, [Return(message._delivery.handle) for message in held])
+            await settle_many(held, Return)
         except MailboxError:
             pass
 
 
-async def settle_many(held: Sequence[Held[Any, Any]], verdicts: Sequence[Verdict]) -> list[SettleResult]:
+async def acknowledge_many(held: Sequence[Held[Any, Any]]) -> list[SettleResult]:
+    return await settle_many(held, Ack)
+
+
+async def nack_many(held: Sequence[Held[Any, Any]], visibility_timeout: Seconds) -> list[SettleResult]:
+    delay = limits.seconds(visibility_timeout, "visibility_timeout", 0, limits.MAX_LEASE)
+    return await settle_many(held, lambda handle: Release(handle, delay))
+
+
+async def settle_many(held: Sequence[Held[Any, Any]], decide: Callable[[str], Verdict]) -> list[SettleResult]:
     """Settle messages of any mailboxes in as few calls as possible; a result each, aligned."""
+    for message in held:  # all before any is marked: a refused call has settled nothing
+        if not isinstance(message, Held):
+            raise InvalidParameterError(f"a message is settled, not a {type(message).__name__}")
     results: list[SettleResult | None] = [None] * len(held)
     groups: dict[tuple[int, str], list[int]] = {}
     for place, message in enumerate(held):
-        if not isinstance(message, Held):
-            raise InvalidParameterError(f"a message is settled, not a {type(message).__name__}")
         if message._final:
             error = MessageFinalizedError(f"{message._box.name}: message {message.id} was settled before")
             results[place] = SettleResult(error)
@@ -157,7 +167,7 @@ async def settle_many(held: Sequence[Held[Any, Any]], verdicts: Sequence[Verdict
     for (_, queue), places in groups.items():
         link: Link = held[places[0]]._box.link
         try:
-            outcomes = await link.settle(queue, [verdicts[place] for place in places])
+            outcomes = await link.settle(queue, [decide(held[place]._delivery.handle) for place in places])
         except BaseException as error:
             for place in places:
                 held[place]._final, held[place]._unsure = False, True

@@ -15,20 +15,41 @@ The suite asks what your driver's `Capabilities` say it can do, and nothing else
 they grant must work, and a gap that no store may have fails.
 """
 
+from postroom.testing.conformance.badinput import BadInput
 from postroom.testing.conformance.capacity import Capacity
 from postroom.testing.conformance.deadletters import DeadLetters
+from postroom.testing.conformance.gaps import Gaps
 from postroom.testing.conformance.life import Life
 from postroom.testing.conformance.ordering import Ordering
 from postroom.testing.conformance.queues import Queues
+from postroom.testing.conformance.raw import Raw
 from postroom.testing.conformance.receiving import Receiving
 from postroom.testing.conformance.remembering import Deduplication, TimeToLive
+from postroom.testing.conformance.replies import Replies
 from postroom.testing.conformance.sessions import Sessions
 from postroom.testing.conformance.settling import Settling
+from postroom.testing.conformance.sharing import Sharing
+from postroom.testing.conformance.verbs import Verbs
 from postroom.testing.conformance.world import Awaited, Store, Suite, UrlStore, World
 
 
 class Conformance(
-    Life, Settling, Receiving, Ordering, Sessions, Deduplication, TimeToLive, Capacity, Queues, DeadLetters
+    Life,
+    Settling,
+    Receiving,
+    Ordering,
+    Sessions,
+    Deduplication,
+    TimeToLive,
+    Capacity,
+    Queues,
+    DeadLetters,
+    Raw,
+    Replies,
+    Sharing,
+    BadInput,
+    Verbs,
+    Gaps,
 ):
     """All of the suite. Subclass it with `store = YourStore`."""
 

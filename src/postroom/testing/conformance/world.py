@@ -157,13 +157,15 @@ _SHELLS = (postroom.QueueClient, postroom.Mailbox, postroom.Message, postroom.Se
 def _wrap(value: Any) -> Any:
     if isinstance(value, _SHELLS):
         return Awaited(value)
-    return [_wrap(item) for item in value] if isinstance(value, list) and value else value
+    if isinstance(value, list) and value and isinstance(value[0], _SHELLS):
+        return [Awaited(item) for item in value]
+    return value
 
 
 def _unwrap(value: Any) -> Any:
     if isinstance(value, Awaited):
         return value._inner
-    return [_unwrap(item) for item in value] if isinstance(value, list) else value
+    return [item._inner if isinstance(item, Awaited) else item for item in value] if isinstance(value, list) else value
 
 
 class Spawned:
