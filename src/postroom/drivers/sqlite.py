@@ -7,6 +7,7 @@ transaction nor a lock nor a thread of the executor.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -58,6 +59,7 @@ class SqliteDriver:
         self._send_full = settings.durability != "relaxed"  # sends, and whatever else must outlive a power cut
         self._take_full = settings.durability == "strict"  # what may be undone, as it can only cause a redelivery
         self._closed = Bell()
+        self._dry: set[str] = set()  # queues where the latest claim that could wait found nothing at first
 
     def now(self) -> float:
         return self.store.now()
@@ -77,7 +79,7 @@ class SqliteDriver:
         """Look at a queue without holding up writers, once time has done its work there."""
 
         def look(step: Step) -> tuple[T] | None:
-            queue = step.look(name)
+            queue = step.look(name, timely=True)
             if queue is None or queue.rules.auto_delete_on_idle is not None or step.time_has_work:
                 return None
             return (work(step, queue),)
@@ -259,10 +261,10 @@ class SqliteDriver:
 
         def work(step: Step) -> Claimed:
             nonlocal outcomes, more
-            found = step.queue(queue)
+            found = step.queue(queue, timely=True)
             if settle:
                 outcomes = settle_all(step, found, settle, putting.put_reply)
-                found = step.queue(queue)  # replies made the step look at other queues
+                found = step.queue(queue, timely=True)  # which may be another one now, and later
             if self._closed.rung:
                 return _NOTHING
             if not found.status.gives:
@@ -289,15 +291,48 @@ class SqliteDriver:
                 waiting.nothing(step, found, due)
             return taken
 
+        def nothing_there(step: Step) -> bool:
+            """Whether it is plain at a glance that there is nothing to take. Listens first, then looks."""
+            found = step.catalog.names.get(queue)
+            if (
+                waiting is None
+                or found is None
+                or not found.status.gives
+                or found.rules.auto_delete_on_idle is not None
+            ):
+                return False
+            waiting.nothing(step, found, math.inf)
+            if waiting.over:
+                return False
+            if (
+                step.look(queue, timely=True) is found
+                and not step.time_has_work
+                and not claiming.any_ready(step, found)
+            ):
+                waiting.wake_by(step.next_due)
+                return True
+            waiting.changed()
+            return False
+
+        # Whoever found nothing last time will likely find nothing now, and must not hold up the sender it waits for.
+        glance = waiting is not None and session is None and not settle and not again and queue in self._dry
         full = self._take_full or (bool(settle) and self._send_full and _carries(settle))
         buried = expired = 0
+        first = True
         try:
             while settle or not self._closed.rung:
                 if waiting is not None:
                     waiting.arm()
+                    if glance and first and await self.io.call(self.store.glance, nothing_there):
+                        first = False
+                        await waiting.sleep()
+                        continue
                 taken = await self.io.call(self._write, work, full)
                 settle, full = (), self._take_full
                 buried, expired = buried + taken.buried, expired + taken.expired
+                if first and not more:
+                    first = False
+                    (self._dry.discard if taken.deliveries else self._dry.add)(queue)
                 if not taken.deliveries:
                     if more:
                         continue

@@ -204,6 +204,9 @@ SELECT seq, id, priority, session, deliveries, lapsed, nacks, returns, visible_a
   queue, state, due_at, claim_id, token, received_at, blocks
 FROM postroom_message WHERE queue = ?1 AND state = 1 ORDER BY priority, seq LIMIT ?2
 
+-- name: any_ready
+SELECT 1 FROM postroom_message WHERE queue = ?1 AND state = 1 LIMIT 1
+
 -- name: session_line
 -- The members of a session that wait for their turn, up to the first that nobody may overtake.
 SELECT seq, id, priority, session, deliveries, lapsed, nacks, returns, visible_at, enqueued_at, expires_at, ttl, size, head, record, body, body_ref,

@@ -86,6 +86,10 @@ def claim(
 _NOTHING = Claimed()
 
 
+def any_ready(step: Step, queue: Queue) -> bool:
+    return step.run(SQL["any_ready"], (queue.id,)).fetchone() is not None
+
+
 class _Taking:
     """The messages one claim is about to take, and what it put away on the way to them."""
 

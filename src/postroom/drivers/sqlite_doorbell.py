@@ -11,6 +11,7 @@ While nobody waits the sentry sleeps without a timer, and what arrives meanwhile
 from __future__ import annotations
 
 import errno
+import math
 import os
 import secrets
 import select
@@ -51,6 +52,13 @@ class Doorbell:
         self._thread: threading.Thread | None = None
         self._wake: tuple[socket.socket, socket.socket] | None = None
         self._parked = False
+        self._lead = threading.Lock()
+        self._leading = 0
+        self._nudge: tuple[socket.socket, socket.socket] | None = None
+        self._lead_poll: select.poll = select.poll()
+        self._looking = threading.Lock()
+        self._eye: sqlite3.Connection | None = None
+        self._version = -1
         self._closed = False
         self._sender: socket.socket | None = None
         self._folder = -1  # a descriptor of the directory: through it every socket has a short path
@@ -126,28 +134,46 @@ class Doorbell:
 
     def _watch(self) -> None:
         """The sentry."""
-        version: int | None = None
-        eye: sqlite3.Connection | None = None
         assert self._wake is not None
         ear = self._wake[0]
-        poll = select.poll()
-        poll.register(ear, select.POLLIN)
-        parked = select.poll()
-        parked.register(ear, select.POLLIN)
-        if self._socket is not None:
-            poll.register(self._socket, select.POLLIN)
+        parked = _poll_of(ear)
+        poll = _poll_of(ear, self._socket)
         try:
             while not self._closed:
-                if not self._site.waited_at():
+                if not self._site.waited_at(self._leading):
                     self._parked = True
                     # In this order: whoever begins to wait now either is seen here or sees that we are parked.
-                    if not self._site.waited_at():
+                    if not self._site.waited_at(self._leading):
                         parked.poll()
                     self._parked = False
                 ready = poll.poll(self._poll * 1000)
                 if not ready:
-                    eye, version = self._look(eye, version)
-                    continue
+                    self._look()
+                for descriptor, _ in ready:
+                    if descriptor == ear.fileno():
+                        ear.recv(4096)
+                    else:
+                        self._hear()
+        except (OSError, ValueError):
+            pass  # closed under us
+
+    def lead(self, waiter: Ear, timeout: float | None) -> bool:
+        """A caller's own thread does the sentry's work while it waits: that saves waking a second one. False if it
+        cannot, because there are others to wake too."""
+        if self._socket is None or not self._parked or not self._lead.acquire(blocking=False):
+            return False
+        self._leading = 1
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        try:
+            if self._nudge is None:
+                self._nudge = socket.socketpair()
+                self._lead_poll = _poll_of(self._nudge[0], self._socket)
+            ear, poll = self._nudge[0], self._lead_poll
+            waiter.leading = True
+            while not waiter.woken and not self._closed and (left := end - time.monotonic()) > 0:
+                ready = poll.poll(min(left, self._poll) * 1000)
+                if not ready and left > self._poll:
+                    self._look()
                 for descriptor, _ in ready:
                     if descriptor == ear.fileno():
                         ear.recv(4096)
@@ -156,23 +182,33 @@ class Doorbell:
         except (OSError, ValueError):
             pass  # closed under us
         finally:
-            if eye is not None:
-                eye.close()
+            waiter.leading = False
+            self._leading = 0
+            self._lead.release()
+            if self._site.waited_at(0):
+                self.unpark()
+        return True
 
-    def _look(
-        self, eye: sqlite3.Connection | None, version: int | None
-    ) -> tuple[sqlite3.Connection | None, int | None]:
+    def nudge(self) -> None:
+        if self._nudge is not None:
+            try:
+                self._nudge[1].send(b"\0")
+            except OSError:
+                pass
+
+    def _look(self) -> None:
         """The safety net: did anybody commit anything since we looked last?"""
-        try:
-            if eye is None:
-                eye = self._connect()
-            now: int = eye.execute("PRAGMA data_version").fetchone()[0]
-        except sqlite3.Error:
+        with self._looking:
+            try:
+                if self._eye is None:
+                    self._eye = self._connect()
+                version: int = self._eye.execute("PRAGMA data_version").fetchone()[0]
+            except sqlite3.Error:
+                version = -1
+            changed = version < 0 or version != self._version
+            self._version = version
+        if changed:
             self._site.ring_everywhere()
-            return eye, None
-        if now != version:
-            self._site.ring_everywhere()
-        return eye, now
 
     def _hear(self) -> None:
         bell = self._socket
@@ -256,7 +292,7 @@ class Doorbell:
 
     def forget(self) -> None:
         """In a forked child: the parent's socket stays where it is, but must not outlive the parent in our hands."""
-        for inherited in (self._socket, self._sender, *(self._wake or ())):
+        for inherited in (self._socket, self._sender, *(self._wake or ()), *(self._nudge or ())):
             if inherited is not None:
                 inherited.close()
 
@@ -264,17 +300,22 @@ class Doorbell:
         with self._lock:
             self._closed = True
             self._rouse()
+            self.nudge()
             thread, bell, wake = self._thread, self._socket, self._wake
             self._socket = None
         if thread is not None and thread is not threading.current_thread():
             thread.join(2.0)
+        with self._lead, self._looking:
+            if self._eye is not None:
+                self._eye.close()
+                self._eye = None
         if bell is not None:
             try:
                 os.unlink(self._name, dir_fd=self._folder)
             except OSError:
                 pass
             bell.close()
-        for other in (*(wake or ()), *((self._sender,) if self._sender is not None else ())):
+        for other in (*(wake or ()), *(self._nudge or ()), *((self._sender,) if self._sender is not None else ())):
             other.close()
         self._sender = None
         if self._folder >= 0:
@@ -284,3 +325,38 @@ class Doorbell:
             os.rmdir(self._directory)
         except OSError:
             pass  # others are there, or it never was
+
+
+class Ear:
+    """A thread's wait that may do the sentry's work meanwhile."""
+
+    __slots__ = ("_bell", "_gate", "leading", "woken")
+
+    def __init__(self, bell: Doorbell) -> None:
+        self._bell = bell
+        self._gate = threading.Lock()
+        self._gate.acquire()
+        self.leading = self.woken = False
+
+    def wake(self) -> None:
+        self.woken = True
+        if self.leading:
+            self._bell.nudge()
+        try:
+            self._gate.release()
+        except RuntimeError:
+            pass  # woken twice: once is enough
+
+    async def wait(self, timeout: float | None) -> bool:
+        if self.woken or self._bell.lead(self, timeout):
+            return self.woken
+        self._bell.unpark()
+        return self._gate.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+
+
+def _poll_of(*sockets: socket.socket | None) -> select.poll:
+    poll = select.poll()
+    for one in sockets:
+        if one is not None:
+            poll.register(one, select.POLLIN)
+    return poll

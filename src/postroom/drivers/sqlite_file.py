@@ -167,7 +167,7 @@ def _use_wal(path: str, connection: sqlite3.Connection, busy_timeout: float) -> 
         try:
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         except sqlite3.OperationalError as error:
-            if not _is_busy(error) or time.monotonic() > deadline:
+            if not is_busy(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
             continue
@@ -178,7 +178,7 @@ def _use_wal(path: str, connection: sqlite3.Connection, busy_timeout: float) -> 
         return
 
 
-def _is_busy(error: sqlite3.Error) -> bool:
+def is_busy(error: sqlite3.Error) -> bool:
     return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 

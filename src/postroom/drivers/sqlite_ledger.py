@@ -83,6 +83,7 @@ class Ledger:
         self.catalog = catalog
         self.now = now
         self.counter = 0
+        self._timed = 0  # the queue whose times these are:
         self.next_due = _NEVER  # of the queue looked at last: messages and locks
         self.next_expiry = _NEVER
         self.news = News()
@@ -92,9 +93,9 @@ class Ledger:
 
     # --- queues ------------------------------------------------------------------------------------------------
 
-    def queue(self, name: str) -> Queue:
+    def queue(self, name: str, *, timely: bool = False) -> Queue:
         """The queue, its rules as they are now. An idle queue that is due for deletion is deleted here."""
-        found = self.look(name)
+        found = self.look(name, timely=timely)
         if found is None:
             raise QueueNotFoundError(f"{name}: no such queue; create_queue() makes one, and so does opening a mailbox")
         if found.rules.auto_delete_on_idle is not None:
@@ -109,18 +110,26 @@ class Ledger:
             if self.now - touched >= idle:
                 raise Idle(found)
 
-    def look(self, name: str) -> Queue | None:
+    def look(self, name: str, *, timely: bool = False) -> Queue | None:
+        """The queue, or None. `timely`: with when time changes something there, which costs a few pages more."""
         catalog = self.catalog
         found = catalog.names.get(name)
-        if found is not None:
+        if found is not None and timely:
             if self._look_at(found.id) == catalog.edition:
                 return found
             catalog.forget()
+            found = None
         edition, counter = self.run(SQL["edition"]).fetchone()
-        self._know(edition, counter)
-        found = self._read(SQL["find_queue"], (catalog.namespace, name))
-        if found is not None:
-            self._look_at(found.id)
+        if counter > self.counter:
+            self.counter = counter
+        if edition != catalog.edition:
+            catalog.forget()
+            catalog.edition = edition
+            found = None
+        if found is None:
+            found = self._read(SQL["find_queue"], (catalog.namespace, name))
+            if found is not None and timely:
+                self._look_at(found.id)
         return found
 
     def known(self, name: str) -> Queue:
@@ -152,6 +161,7 @@ class Ledger:
 
     def _look_at(self, id: int) -> int:
         edition: int
+        self._timed = id
         edition, counter, due, lock, expiry = self.run(SQL["look"], (id,)).fetchone()
         if counter > self.counter:
             self.counter = counter
@@ -161,12 +171,10 @@ class Ledger:
         self.next_expiry = _NEVER if expiry is None else expiry
         return edition
 
-    def _know(self, edition: int, counter: int) -> None:
-        if self.catalog.edition != edition:
-            self.catalog.forget()
-            self.catalog.edition = edition
-        if counter > self.counter:
-            self.counter = counter
+    def time(self, queue: Queue) -> None:
+        """Find out when time changes something at this queue, unless that was done."""
+        if self._timed != queue.id:
+            self._look_at(queue.id)
 
     def _read(self, sql: str, params: tuple[object, ...]) -> Queue | None:
         row = self.run(sql, params).fetchone()

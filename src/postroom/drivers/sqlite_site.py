@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from postroom.core.message import Delivery
 from postroom.drivers.io import Bell
 from postroom.drivers.sqlite_checkpoint import Checkpointer
-from postroom.drivers.sqlite_doorbell import Doorbell
+from postroom.drivers.sqlite_doorbell import Doorbell, Ear
 from postroom.drivers.sqlite_ledger import News
 
 FENCE = 60.0
@@ -92,13 +92,18 @@ class Site:
         if self.doorbell is not None:
             self.doorbell.attend()
 
+    def ear(self) -> Ear | None:
+        """How a thread waits here."""
+        return None if self.doorbell is None else Ear(self.doorbell)
+
     def waits(self) -> None:
         """Somebody waits now."""
         if self.doorbell is not None:
             self.doorbell.unpark()
 
-    def waited_at(self) -> bool:
-        return any(map(bool, list(self.posts.values())))
+    def waited_at(self, but: int) -> bool:
+        """Whether anybody waits, beside `but` of them."""
+        return sum(map(len, list(self.posts.values()))) > but
 
     def ring(self, queue: int, ready: int, room: int) -> None:
         """Another process did something there."""

@@ -289,6 +289,7 @@ class Step(Ledger):
         """Let time do its work, on at most TIDY messages of a kind: (buried, expired)."""
         buried = expired = 0
         now = self.now
+        self.time(queue)
         if self.next_due <= now:
             for row in self._promote(queue):
                 if self.expired(row):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from postroom.drivers.clock import Clock
 from postroom.drivers.sqlite_clock import StoreClock
-from postroom.drivers.sqlite_file import connect, failed_to_sync, identity, prepare, translate, unsure
+from postroom.drivers.sqlite_file import connect, failed_to_sync, identity, is_busy, prepare, translate, unsure
 from postroom.drivers.sqlite_ledger import Catalog
 from postroom.drivers.sqlite_settings import Settings
 from postroom.drivers.sqlite_site import Site, enter, leave
@@ -22,6 +24,7 @@ T = TypeVar("T")
 # A new boot continues the numbers well above the last one that reached the disk: a claim is not synced, so a power cut
 # may have taken the latest of them back, and a fencing token must not be given out twice.
 _BOOT_GAP = 1 << 20
+_PATIENCE = 0.0002  # seconds between tries for the write lock of another process, on average
 
 # Connections of a parent process. A forked child must neither use nor close them: closing any descriptor of a file
 # drops the locks, and the last close would fold the log under the parent's feet. So the child lets them leak.
@@ -58,8 +61,8 @@ class Store:
         self._read_catalog = Catalog(self.settings.namespace)
         self._full = False
         try:
-            self._writer = self._connect()
-            self._reader = self._connect()
+            self._writer = self._connect(0.0)
+            self._reader = self._connect(self.settings.busy_timeout)
             self._reader.execute("PRAGMA query_only = ON")
             self._equip()
             self.clock: Clock = self._clock if self._clock is not None else self._start_clock()
@@ -67,9 +70,9 @@ class Store:
             leave(self.site)
             raise
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, busy_timeout: float) -> sqlite3.Connection:
         try:
-            return connect(self.path, self.settings.busy_timeout)
+            return connect(self.path, busy_timeout)
         except sqlite3.Error as error:
             raise translate(error, self.path) from error
 
@@ -105,47 +108,71 @@ class Store:
         site = self.site
         with site.lock:
             connection = self._ready(full)
-            committing = False
-            try:
-                connection.execute("BEGIN IMMEDIATE")
-                step = Step(connection, self._catalog, self.clock.now())
-                result = work(step)
-                step.finish()
-                committing = True
-                connection.execute("COMMIT")
-                if step.written and site.checkpointer is not None:
-                    site.checkpointer.wrote(step.written)
-            except BaseException as error:
-                self._catalog.forget()
-                self._undo(connection, committing and failed_to_sync(error), error)
-                if isinstance(error, sqlite3.Error):
-                    raise translate(error, self.path) from error
-                raise
+            result, step = self._persist(connection, work)
+            if step.written and site.checkpointer is not None:
+                site.checkpointer.wrote(step.written)
         if step.news:
             site.publish(step.news)
         return result
+
+    def _persist(self, connection: sqlite3.Connection, work: Callable[[Step], T]) -> tuple[T, Step]:
+        """Try again while another process has the write lock."""
+        deadline = 0.0
+        while True:
+            try:
+                return self._step(connection, work)
+            except sqlite3.Error as error:
+                # SQLite's own busy handler sleeps whole milliseconds, and a step takes a tenth of one.
+                deadline = deadline or time.monotonic() + self.settings.busy_timeout
+                if not is_busy(error) or time.monotonic() >= deadline:
+                    raise translate(error, self.path) from error
+                time.sleep(_PATIENCE * (0.5 + random.random()))
+
+    def _step(self, connection: sqlite3.Connection, work: Callable[[Step], T]) -> tuple[T, Step]:
+        committing = False
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            step = Step(connection, self._catalog, self.clock.now())
+            result = work(step)
+            step.finish()
+            committing = True
+            connection.execute("COMMIT")
+            return result, step
+        except BaseException as error:
+            # Also for an interrupt, which may strike anywhere: afterwards the step happened in full or not at all.
+            self._catalog.forget()
+            self._undo(connection, committing and failed_to_sync(error), error)
+            raise
+
+    def glance(self, work: Callable[[Step], T]) -> T:
+        """Look without asking for the write lock, but as the only one of this process."""
+        if self._pid != os.getpid():
+            self._after_fork()
+        with self.site.lock:
+            return self._look(self._ready(self._full), self._catalog, work)
 
     def read(self, work: Callable[[Step], T]) -> T:
         """Look at one state of the store, beside whoever writes."""
         if self._pid != os.getpid():
             self._after_fork()
         with self._reading:
-            connection = self._reader
             self._check_open()
-            try:
-                if connection.in_transaction:  # left behind by an interrupt
-                    connection.execute("ROLLBACK")
-                connection.execute("BEGIN")
-                step = Step(connection, self._read_catalog, self.clock.now())
-                result = work(step)
-                connection.execute("COMMIT")
-                return result
-            except BaseException as error:
-                self._read_catalog.forget()
-                self._undo(connection, False, error)
-                if isinstance(error, sqlite3.Error):
-                    raise translate(error, self.path) from error
-                raise
+            if self._reader.in_transaction:  # left behind by an interrupt
+                self._reader.execute("ROLLBACK")
+            return self._look(self._reader, self._read_catalog, work)
+
+    def _look(self, connection: sqlite3.Connection, catalog: Catalog, work: Callable[[Step], T]) -> T:
+        try:
+            connection.execute("BEGIN")
+            result = work(Step(connection, catalog, self.clock.now()))
+            connection.execute("COMMIT")
+            return result
+        except BaseException as error:
+            catalog.forget()
+            self._undo(connection, False, error)
+            if isinstance(error, sqlite3.Error):
+                raise translate(error, self.path) from error
+            raise
 
     def _ready(self, full: bool) -> sqlite3.Connection:
         self._check_open()

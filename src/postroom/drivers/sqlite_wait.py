@@ -46,9 +46,10 @@ class Waiting:
 
     def arm(self) -> None:
         """Before each attempt, on the caller's side: a task's wait must be made on its loop."""
-        self._waiter = self._io.waiter()
-        self._bell = None
         self._site.attend()
+        ear = self._site.ear() if self._io.flavour == "sync" else None
+        self._waiter = ear if ear is not None else self._io.waiter()
+        self._bell = None
 
     def nothing(self, step: Step, queue: Queue, due: float) -> None:
         """In the step, which found nothing; time will change something at `due`."""
@@ -72,6 +73,16 @@ class Waiting:
         if self._gone:  # cancelled while the step ran in its thread: nobody will ever come for this wait
             self._leave(served=False)
 
+    def wake_by(self, due: float) -> None:
+        """Time will change something at `due`, as was found out after we began to listen."""
+        self._until = min(self._until, due)
+        if self._post is not None and self._kind == "claims":
+            self._post.alarm = min(self._post.alarm, self._until)
+
+    def changed(self) -> None:
+        """There may be something after all: no need to listen."""
+        self._leave(served=False)
+
     async def sleep(self) -> None:
         """Until a bell rings or it is time to look."""
         waiter = self._waiter
@@ -80,7 +91,8 @@ class Waiting:
         for bell in self._others:
             bell.listen(waiter.wake)
         served = False
-        self._site.waits()
+        if self._io.flavour != "sync":
+            self._site.waits()
         try:
             await waiter.wait(self._clock.patience(self._until))
             served = True
