@@ -141,6 +141,7 @@ class _Checker:
         for line, event in enumerate(events):
             self._read(line, event)
         self._sends()
+        self._failed_together()
         for key, deliveries in self.deliveries.items():
             self._one_message(key, sorted(deliveries, key=lambda d: d.token))
         self._tokens()
@@ -253,6 +254,21 @@ class _Checker:
         for key, seq in self.seqs.items():
             if users[seq] > 1:
                 self.violation("order", f"{key} shares seq {seq} with another message")
+
+    def _failed_together(self) -> None:
+        """In a session a message that fails or lapses takes the later ones of its claim back with it, uncounted."""
+        claims: dict[tuple[str, int], list[_Delivery]] = defaultdict(list)
+        for deliveries in self.deliveries.values():
+            for delivery in deliveries:
+                if delivery.session is not None:
+                    claims[delivery.session, delivery.token].append(delivery)
+        for claim in claims.values():
+            failed = False
+            for delivery in sorted(claim, key=lambda d: d.seq):
+                if failed:
+                    delivery.given_back = delivery.returned = True
+                came_again = any(other.token > delivery.token for other in self.deliveries[delivery.key])
+                failed = failed or delivery.given_back or came_again
 
     def _one_message(self, key: str, deliveries: list[_Delivery]) -> None:
         acked_under = self.acked.get(key)
