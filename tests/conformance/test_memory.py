@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from postroom.testing.conformance import Conformance, UrlStore
 from postroom.testing.conformance.world import unique
 
@@ -20,5 +22,6 @@ class TestMemory(Conformance):
     store = Memory
 
 
+@pytest.mark.slow
 class TestMemoryByReference(Conformance):
     store = ByReference

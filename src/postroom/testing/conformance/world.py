@@ -258,7 +258,7 @@ class World:
         else:
             await self.pause(seconds)
 
-    async def pause(self, seconds: float = 0.03) -> None:
+    async def pause(self, seconds: float = 0.02) -> None:
         """Let others run for a moment of real time."""
         if self._runner is None:
             time.sleep(seconds)  # noqa: ASYNC251  # no event loop is here: this is the sync flavour
