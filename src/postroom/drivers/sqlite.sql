@@ -22,7 +22,8 @@
 --   postroom_session  what a session has beside messages: an explicit lock, its state
 --
 -- Two indexes on the hot path. `ready` gives the order of hand-out, `due` the order in time. One index on the time alone
--- cannot give the order: a claim would sort everything that is due. The others are partial and cost nothing to messages
+-- cannot give the order: a claim would sort everything that is due. seq is the row id, which ends every index, so that
+-- "priority" is also "priority, seq". The others are partial and cost nothing to messages
 -- without a session or a TTL.
 
 -- name: create
@@ -76,11 +77,11 @@ CREATE TABLE postroom_message (
   body BLOB,
   body_ref INTEGER
 );
-CREATE INDEX postroom_message_ready ON postroom_message (queue, priority, seq) WHERE state = 1;
+CREATE INDEX postroom_message_ready ON postroom_message (queue, priority) WHERE state = 1;
 CREATE INDEX postroom_message_due ON postroom_message (queue, due_at, state) WHERE due_at IS NOT NULL;
 CREATE INDEX postroom_message_expiry ON postroom_message (queue, expires_at) WHERE expires_at IS NOT NULL AND state <> 2 AND state <> 5;
-CREATE INDEX postroom_message_session ON postroom_message (queue, session, state, seq) WHERE session IS NOT NULL;
-CREATE INDEX postroom_message_heads ON postroom_message (queue, priority, seq) WHERE state = 1 AND session IS NOT NULL;
+CREATE INDEX postroom_message_session ON postroom_message (queue, session, state) WHERE session IS NOT NULL;
+CREATE INDEX postroom_message_heads ON postroom_message (queue, priority) WHERE state = 1 AND session IS NOT NULL;
 CREATE INDEX postroom_message_blocks ON postroom_message (blocks, session) WHERE blocks IS NOT NULL;
 CREATE TABLE postroom_body (id INTEGER PRIMARY KEY, body BLOB NOT NULL);
 CREATE TABLE postroom_dedup (
@@ -190,7 +191,7 @@ DELETE FROM postroom_dedup WHERE queue = ?1 AND dedup_id IN
 DELETE FROM postroom_dedup WHERE queue = ?1
 
 -- name: due
-SELECT seq, state, due_at FROM postroom_message WHERE queue = ?1 AND due_at <= ?2 ORDER BY due_at, seq LIMIT ?3
+SELECT seq, state, due_at FROM postroom_message WHERE queue = ?1 AND due_at <= ?2 ORDER BY due_at, state, seq LIMIT ?3
 
 -- name: overdue
 SELECT seq FROM postroom_message
