@@ -71,7 +71,7 @@ if TYPE_CHECKING:  # mistakes that must be seen: an ignore that hides nothing is
         orders.send(Order("A"), delay="soon")  # type: ignore[call-arg]
         orders.send(Order("A"), priority="high")  # type: ignore[arg-type]
         orders.receive()[0].reply(Order("A"))  # type: ignore[arg-type]
-        orders.receive(10)  # type: ignore[misc]
+        orders.receive(10)  # type: ignore[call-arg]
         postroom.QueueDefinition(name="q", overflow="explode")  # type: ignore[arg-type]
 
 
