@@ -10,7 +10,7 @@ import click
 import postroom
 from postroom.cli import deadletters, demo, doctor, queues, receive, send
 from postroom.cli.exits import BROKEN_PIPE, INTERRUPTED, MEANINGS, OK, USAGE, complain, explain
-from postroom.cli.store import Group, Settings, global_options
+from postroom.cli.store import Group, ReaderGone, Settings, global_options
 
 
 @click.group(
@@ -45,6 +45,12 @@ for command in (
     cli.add_command(command)
 
 
+# Newer clicks report a group without a command as an error, whose text is the help; older ones just print it.
+_NO_COMMAND: tuple[type[Exception], ...] = (
+    (click.exceptions.NoArgsIsHelpError,) if hasattr(click.exceptions, "NoArgsIsHelpError") else ()
+)
+
+
 def run(arguments: list[str]) -> int:
     """Carry out a command line; its exit code."""
     try:
@@ -52,12 +58,15 @@ def run(arguments: list[str]) -> int:
         sys.stdout.flush()
         return result if isinstance(result, int) else OK
     except click.UsageError as error:
+        if isinstance(error, _NO_COMMAND):
+            print(error.format_message(), file=sys.stderr)
+            return USAGE
         where = error.ctx.command_path if error.ctx is not None else "postroom"
         complain(f"{error.format_message().rstrip('.')}. See '{where} --help'")
         return USAGE
     except (click.Abort, KeyboardInterrupt):  # click turns Ctrl-C, and an end of input at a question, into Abort
         return INTERRUPTED
-    except BrokenPipeError:
+    except (ReaderGone, BrokenPipeError):
         # `postroom ls | head`: the reader has seen enough. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE

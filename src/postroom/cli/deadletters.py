@@ -113,6 +113,7 @@ def list_(settings: Settings, queue: str, count: int, after: int, **chosen: Any)
             for letter in rows
         ),
         right=("seq", "deliveries"),
+        cut=("reason", "last error", "body"),
     )
     if len(rows) == count:
         show.tell(f"more with --after {rows[-1].sequence_number}")

@@ -14,7 +14,7 @@ from postroom.cli import exits, show
 from postroom.cli.exits import Failure
 from postroom.cli.safe import safe
 from postroom.cli.store import QUEUE, Command, Settings, existing, pass_settings
-from postroom.cli.words import DURATION, SIZE, lasting, many
+from postroom.cli.words import DURATION, SIZE, exactly, lasting, many
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -90,7 +90,8 @@ def info(settings: Settings, queue: str) -> int:
             ("changed", f"{found.updated_at:%Y-%m-%d %H:%M:%S} UTC"),
         )
     )
-    show.tell("\nrules in force")
+    show.tell("")
+    show.tell("rules in force")
     show.fields(
         (field.name.replace("_", " "), _rule(field.name, getattr(rules, field.name)))
         for field in dataclasses.fields(rules)
@@ -107,7 +108,9 @@ def _rule(name: str, value: Any) -> str:
         return "its own" if name == "dead_letter_queue" else "-"
     if isinstance(value, bool):
         return "on" if value else "off"
-    return f"{value:g} s" if name in _DURATIONS else f"{value:,}" if isinstance(value, int) else str(value)
+    if name in _DURATIONS:
+        return exactly(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def definition_options(command: F) -> F:

@@ -145,7 +145,7 @@ def _print(settings: Settings, message: Message) -> None:
             head.append(f"\n  {safe(name)}: {safe(value)}", style="dim")
     console = show.console()
     console.print(head, soft_wrap=True)
-    console.print(Text(body_text(message.body, message.content_type, pretty=True)), soft_wrap=True)
+    console.print(Text(body_text(message.body, message.content_type, pretty=True) + "\n"), soft_wrap=True)
 
 
 @click.command(cls=Command)
@@ -181,6 +181,7 @@ def peek(settings: Settings, queue: str, count: int, after: int) -> int:
                 for message in found
             ),
             right=("seq", "deliveries", "age"),
+            cut=("session", "body"),
         )
     if not found:
         show.tell(f"{queue}: nothing there" + (f" after {after}" if after else ""))

@@ -56,29 +56,36 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is nothing for JSON")
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()) -> None:
-    """Rows under a head; piped, the rows alone. The last column takes what width is left, and is cut on a terminal."""
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = (), cut: Sequence[str] = ()
+) -> None:
+    """Rows under a head; piped, the rows alone. On a terminal the columns in `cut` share what width is left."""
     if not on_terminal():
         for row in rows:
             line("\t".join(safe(str(cell)) for cell in row))
         return
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
+    screen = console()
+    lines = [[safe(str(cell)) for cell in row] for row in rows]
+    wanted = [max(cell_len(text) for text in column) for column in zip(head, *lines, strict=True)]
+    # Names and numbers are there to be copied, so they are shown whole; what may be long shares the rest. rich would
+    # take it from all alike, down to nothing.
+    long = [at for at, name in enumerate(head) if name in cut]
+    room = screen.width - sum(wanted) - 2 * len(head) + sum(wanted[at] for at in long)
+    for at in sorted(long, key=lambda at: wanted[at]):
+        wanted[at] = max(6, min(wanted[at], room // len(long)))
+        room -= wanted[at]
+        long = long[1:]
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in head:
-        last = name == head[-1]
-        drawn.add_column(
-            name,
-            justify="right" if name in right else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            ratio=1 if last else None,
-            min_width=None if last else len(name),
-        )
-    for row in rows:
-        drawn.add_row(*(Text(safe(str(cell)), style="" if cell not in ("", 0, "0") else "dim") for cell in row))
-    console().print(drawn)
+    for name, width in zip(head, wanted, strict=True):
+        justify: Any = "right" if name in right else "left"
+        drawn.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis", width=width)
+    for row in lines:
+        drawn.add_row(*(Text(cell, style="dim" if cell in ("", "0") else "") for cell in row))
+    screen.print(drawn, soft_wrap=True)
 
 
 def fields(pairs: Iterable[tuple[str, object]]) -> None:

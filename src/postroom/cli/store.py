@@ -40,14 +40,13 @@ class Settings:
     @contextmanager
     def client(self, *, may_create: bool = False) -> Iterator[postroom.QueueClient]:
         """An open client. Unless the command makes queues, a file that is not there is an error and is not made."""
-        client = self.connect()
-        with client:
-            path = file_of(self.url)
-            if path is not None and not may_create and not path.exists():
-                raise Failure(
-                    f"{path}: no such file, so there are no queues; check --url, or make one with 'postroom create'",
-                    UNREACHABLE,
-                )
+        path = file_of(self.url)
+        if path is not None and not may_create and not path.exists():
+            raise Failure(
+                f"{path}: no such file, so there are no queues; check --url, or make one with 'postroom create'",
+                UNREACHABLE,
+            )
+        with self.connect() as client:
             if not client.capabilities.survives_crash:
                 complain(f"note: {client.capabilities.store} keeps its messages only while this command runs")
             yield client
@@ -117,6 +116,10 @@ def global_options(*, hidden: bool) -> list[click.Parameter]:
     ]
 
 
+class ReaderGone(Exception):
+    """Who reads our output has gone away. click would take a BrokenPipeError for a failure and exit with 1."""
+
+
 class Command(click.Command):
     """A command that takes the global options too: people write `postroom ls --json`."""
 
@@ -130,6 +133,12 @@ class Group(click.Group):
 
     command_class = Command
     group_class = type
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ReaderGone from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)

@@ -115,6 +115,14 @@ def many(count: int, one: str, several: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
+def exactly(seconds: float) -> str:
+    """A duration without rounding, as one would write it: `24 h`, `90 s`."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds > size and seconds % size == 0:  # 24 h and 60 s are what people say, not 1 d and 1 min
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds:g} s"
+
+
 def lasting(seconds: float) -> str:
     """A duration in one unit, as people say it."""
     if seconds < 1:
