@@ -326,7 +326,7 @@ def unpack_record(record: bytes | None) -> tuple[Death | None, tuple[Attempt, ..
         return None, ()
     try:
         kept = _decode_record(record)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, TypeError):
         return None, ()
     return kept.death, kept.history
 

@@ -7,7 +7,8 @@
 --   postroom_tally    the narrow row that every write touches: how many live messages and bytes a queue has. Row 0 is the
 --                     store's: `counter` is the last seq or fencing token given out, neither of which may ever fall, also
 --                     not when queues are deleted; `edition` rises with every change of a definition, so that what
---                     processes remember of queues is checked in the statement that reads the counter anyway
+--                     processes remember of queues is checked in the statement that reads the counter anyway;
+--                     touched_at is also where the clock may not fall behind after a boot
 --   postroom_message  one row a message, leased or not. `state` says where it is:
 --                       0 later     scheduled, never delivered: does not hold up its session
 --                       1 ready     of a free session only the head
@@ -155,10 +156,11 @@ DELETE FROM postroom_tally WHERE queue = ?1
 SELECT live, bytes, dropped, expired, touched_at FROM postroom_tally WHERE queue = ?1
 
 -- name: count
--- One statement for the queue and the store: both rows are on one page.
-UPDATE postroom_tally
-SET live = live + ?1, bytes = bytes + ?2, counter = max(counter, ?3), touched_at = max(touched_at, ?4)
-WHERE queue IN (0, ?5)
+UPDATE postroom_tally SET live = live + ?1, bytes = bytes + ?2, touched_at = ?3 WHERE queue = ?4
+
+-- name: numbered
+-- Not one statement with `count`: after an ANALYZE of a young store SQLite would scan the table for two of its rows.
+UPDATE postroom_tally SET counter = ?1 WHERE queue = 0
 
 -- name: count_odd
 UPDATE postroom_tally SET dropped = dropped + ?1, expired = expired + ?2 WHERE queue = ?3

@@ -154,7 +154,6 @@ def drop(step: Step, queue: Queue) -> None:
             step.run(SQL["drop_queue"], (id,))
             step.news.changed.add(id)
     step.run(SQL["unblock_all"], (queue.id,))
-    step.count(0, 0, 0)
     step.new_edition()
 
 

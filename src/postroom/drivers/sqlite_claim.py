@@ -49,41 +49,40 @@ def claim(
     step.count(queue.id, 0, 0)
     step.written += len(rows) * 0.1
     step.due(queue.id, until)
-    body = SQL["body"]
-    deliveries = []
-    for row in rows:
-        # fmt: off
-        (seq, id, priority, member, attempts, lapsed, nacks, returns, visible_at, enqueued_at, expires_at, ttl, size,
-         head, record, data, body_ref, *_) = row
-        # fmt: on
-        if body_ref is not None:
-            found = step.run(body, (body_ref,)).fetchone()
-            data = b"" if found is None else found[0]
-        death, history = unpack_record(record) if record is not None else (None, ())
-        deliveries.append(
-            Delivery(
-                unpack_head(id, cast(bytes, data), head, session_id=member, priority=priority, size=size, ttl=ttl),
-                make_handle(seq, claim_id),
-                attempts + 1,
-                seq,
-                enqueued_at,
-                now,
-                until,
-                token,
-                lapsed,
-                nacks,
-                returns,
-                death,
-                history,
-                "in_flight",
-                visible_at,
-                expires_at,
-            )
-        )
+    deliveries = [_lent(step, row, claim_id, until, token) for row in rows]
     return Claimed(deliveries, (), buried, expired)
 
 
 _NOTHING = Claimed()
+
+
+def _lent(step: Step, row: Row, claim_id: str, until: float, token: int) -> Delivery:
+    # fmt: off
+    (seq, id, priority, member, attempts, lapsed, nacks, returns, visible_at, enqueued_at, expires_at, ttl, size,
+     head, record, data, body_ref, *_) = row
+    # fmt: on
+    if body_ref is not None:
+        found = step.run(SQL["body"], (body_ref,)).fetchone()
+        data = b"" if found is None else found[0]
+    death, history = unpack_record(record) if record is not None else (None, ())
+    return Delivery(
+        unpack_head(id, cast(bytes, data), head, session_id=member, priority=priority, size=size, ttl=ttl),
+        f"{seq}.{claim_id}",
+        attempts + 1 if type(attempts) is int else 1,  # SQLite keeps whatever somebody wrote there by hand
+        seq,
+        enqueued_at,
+        step.now,
+        until,
+        token,
+        lapsed,
+        nacks,
+        returns,
+        death,
+        history,
+        "in_flight",
+        visible_at,
+        expires_at,
+    )
 
 
 def any_ready(step: Step, queue: Queue) -> bool:
@@ -114,10 +113,12 @@ class _Taking:
 
     def dies(self, row: Row) -> bool:
         """A message that nobody may have any more is put away instead of being taken."""
+        if row.expires_at is None and not row.deliveries:
+            return False
         step, queue = self.step, self.queue
         if step.expired(row):
             self.expired += step.expire(queue, row)
-        elif row.deliveries and step.used_up(queue, row, self.limit):
+        elif step.used_up(queue, row, self.limit):
             self.buried += step.bury(queue, row, "max_deliveries", "")
         else:
             return False

@@ -56,7 +56,7 @@ class StoreClock:
 
     def start(self, run: Callable[..., sqlite3.Cursor]) -> bool:
         """Read this boot's offset, or, first in a boot, write it. Called in a write transaction; True if it wrote."""
-        latest: float = run("SELECT touched_at FROM postroom_tally WHERE queue = 0").fetchone()[0]
+        latest: float = run("SELECT max(touched_at) FROM postroom_tally").fetchone()[0]
         ticks, boot = self._ticks, self._boot
         if ticks is None or boot is None:
             self.now = _never_back(self._wall, latest)

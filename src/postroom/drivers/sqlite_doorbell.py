@@ -32,6 +32,7 @@ _LONGEST = 100  # of a socket's path, by the operating systems' 104 or 108
 _FRESH = 50_000_000  # ns: a directory that changed so lately may change again within the same tick of its clock
 _MANY = 64  # queues in one datagram; above that: look everywhere
 _ALL = b"*"
+_UNIX = hasattr(socket, "AF_UNIX")
 _OVERFLOW = 8  # datagrams read at once from which on some may have been refused: sockets hold about ten
 
 
@@ -73,7 +74,7 @@ class Doorbell:
             with self._lock:
                 if self._thread is None and not self._closed:
                     self._hang_up()
-                    self._wake = socket.socketpair()
+                    self._wake = _pair()
                     self._thread = threading.Thread(target=self._watch, name="postroom-sentry", daemon=True)
                     self._thread.start()
 
@@ -92,7 +93,7 @@ class Doorbell:
 
     def _hang_up(self) -> None:
         """Make the socket. Where that is impossible we poll: slower, never wrong."""
-        if not hasattr(socket, "AF_UNIX"):
+        if not _UNIX:
             return
         for _ in range(3):
             try:
@@ -151,7 +152,7 @@ class Doorbell:
                     self._look()
                 for descriptor, _ in ready:
                     if descriptor == ear.fileno():
-                        ear.recv(4096)
+                        _drain(ear)
                     else:
                         self._hear()
         except (OSError, ValueError):
@@ -166,7 +167,7 @@ class Doorbell:
         end = math.inf if timeout is None else time.monotonic() + timeout
         try:
             if self._nudge is None:
-                self._nudge = socket.socketpair()
+                self._nudge = _pair()
                 self._lead_poll = _poll_of(self._nudge[0], self._socket)
             ear, poll = self._nudge[0], self._lead_poll
             waiter.leading = True
@@ -176,7 +177,7 @@ class Doorbell:
                     self._look()
                 for descriptor, _ in ready:
                     if descriptor == ear.fileno():
-                        ear.recv(4096)
+                        _drain(ear)
                     else:
                         self._hear()
         except (OSError, ValueError):
@@ -352,6 +353,21 @@ class Ear:
             return self.woken
         self._bell.unpark()
         return self._gate.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+
+
+def _drain(ear: socket.socket) -> None:
+    try:
+        ear.recv(4096)
+    except BlockingIOError:
+        pass
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """How a thread in `poll` is woken. Never blocks whoever wakes: full means that it is awake already."""
+    ear, mouth = socket.socketpair()
+    ear.setblocking(False)
+    mouth.setblocking(False)
+    return ear, mouth
 
 
 def _poll_of(*sockets: socket.socket | None) -> select.poll:

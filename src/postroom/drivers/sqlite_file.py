@@ -24,6 +24,8 @@ from postroom.errors import (
 
 SCHEMA = 1
 SCHEMA_KEY = "schema"
+_SMALLEST = 512  # bytes of a database with anything in it
+_OLDEST = (3, 35, 0)  # the first with RETURNING
 
 
 def _statements() -> dict[str, str]:
@@ -83,6 +85,11 @@ def connect(path: str, busy_timeout: float) -> sqlite3.Connection:
 
 def prepare(path: str, busy_timeout: float) -> None:
     """See to it that the file is there, is ours to use, is in WAL mode and has our tables; else refuse it untouched."""
+    if sqlite3.sqlite_version_info < _OLDEST:
+        raise ConfigurationError(
+            f"this Python is linked with SQLite {sqlite3.sqlite_version}; Postroom needs "
+            f"{'.'.join(map(str, _OLDEST))} or newer"
+        )
     try:
         _create(path)
         if not _is_ready(path, busy_timeout):
@@ -104,6 +111,8 @@ def _create(path: str) -> None:
 
 def _is_ready(path: str, busy_timeout: float) -> bool:
     """True if our tables are there in WAL mode, False if the file is empty or an application's without them."""
+    if 0 < os.stat(path).st_size < _SMALLEST:  # SQLite would take it for empty, and write over it
+        raise ConfigurationError(f"{path}: this file is not a SQLite database; it was not touched")
     quoted = os.path.abspath(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
     connection = sqlite3.connect(f"file:{quoted}?mode=ro", uri=True, timeout=busy_timeout, isolation_level=None)
     try:

@@ -83,6 +83,7 @@ class Ledger:
         self.catalog = catalog
         self.now = now
         self.counter = 0
+        self._numbered = False
         self._timed = 0  # the queue whose times these are:
         self.next_due = _NEVER  # of the queue looked at last: messages and locks
         self.next_expiry = _NEVER
@@ -204,6 +205,7 @@ class Ledger:
         """The first of `n` new numbers: for seqs, fencing tokens and the ids of queues."""
         first = self.counter + 1
         self.counter += n
+        self._numbered = True
         return first
 
     def count(self, queue: int, messages: int, size: int) -> None:
@@ -224,9 +226,12 @@ class Ledger:
         if self._counts:
             self.written += 4.0
         for queue, (messages, size) in self._counts.items():
-            self.run(SQL["count"], (messages, size, self.counter, self.now, queue))
+            self.run(SQL["count"], (messages, size, self.now, queue))
         for queue, (dropped, expired) in self._odd.items():
             self.run(SQL["count_odd"], (dropped, expired, queue))
+        if self._numbered:
+            self.run(SQL["numbered"], (self.counter,))
+            self._numbered = False
         self._counts.clear()
         self._odd.clear()
 

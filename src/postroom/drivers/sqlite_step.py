@@ -150,10 +150,10 @@ class Step(Ledger):
     def used_up(self, queue: Queue, row: Row, limit: int | None) -> bool:
         """No deliveries left; dead letters are never used up."""
         most = smaller(queue.rules.max_deliveries, limit)
-        return most is not None and row.deliveries >= most and queue.dead is not None
+        return most is not None and queue.dead is not None and type(row.deliveries) is int and row.deliveries >= most
 
     def expired(self, row: Row) -> bool:
-        return row.expires_at is not None and row.expires_at <= self.now
+        return isinstance(row.expires_at, int | float) and row.expires_at <= self.now
 
     def expire(self, queue: Queue, row: Row) -> int:
         if queue.rules.expired_to_dead_letters:
