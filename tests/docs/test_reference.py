@@ -10,6 +10,7 @@ import pytest
 
 import postroom
 import postroom.aio
+from postroom.testing import FakeMailbox
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs/reference"
 CODE = re.compile(r"`([^`\n]+)`")
@@ -21,7 +22,7 @@ HELD = (
     postroom.MessageReceipt, postroom.Overflowed, postroom.Peeked, postroom.QueueClient, postroom.QueueClientFactory,
     postroom.QueueConfig, postroom.QueueDefinition, postroom.QueueInfo, postroom.QueueMessage, postroom.ReceivedMessage,
     postroom.ReceiveOptions, postroom.Redriven, postroom.ReplyDropped, postroom.SendOptions, postroom.SendResult,
-    postroom.Session, postroom.SettleResult, postroom.Undecodable,
+    postroom.Session, postroom.SettleResult, postroom.Undecodable, FakeMailbox,
 )  # fmt: skip
 FOR_DRIVERS = {"rules", "of"}  # of a QueueDefinition: how stores read it
 
