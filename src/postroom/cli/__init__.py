@@ -20,8 +20,11 @@ def main() -> None:
 
         code = run(sys.argv[1:])
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] not in _EXTRA:
+        missing = (error.name or "").split(".")[0]
+        if missing not in _EXTRA:
             raise
-        print(f"postroom: the command line needs {error.name}: pip install 'postroom[cli]'", file=sys.stderr)
+        print(f"postroom: the command line needs {missing}: pip install 'postroom[cli]'", file=sys.stderr)
         code = 1
+    except KeyboardInterrupt:  # while it starts; later, `run` sees it
+        code = 130
     sys.exit(code)

@@ -70,5 +70,7 @@ def run(arguments: list[str]) -> int:
         # `postroom ls | head`: the reader has seen enough. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except ModuleNotFoundError:
+        raise  # for main: it knows what to install
     except Exception as error:
         return explain(error)

@@ -32,6 +32,7 @@ MEANINGS: Final = (
 # The first that fits decides.
 _CODES: Final[tuple[tuple[type[postroom.MailboxError], int], ...]] = (
     (postroom.InvalidParameterError, USAGE),
+    (postroom.ConfigurationError, USAGE),  # a wrong address, an unknown scheme, a file that is not ours
     (postroom.ReceiptHandleExpiredError, STALE),
     (postroom.OperationTimeoutError, TIMEOUT),
     (postroom.NoReplyError, TIMEOUT),

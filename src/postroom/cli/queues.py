@@ -11,7 +11,7 @@ import click
 
 import postroom
 from postroom.cli import exits, show
-from postroom.cli.exits import Failure
+from postroom.cli.exits import Failure, complain
 from postroom.cli.safe import safe
 from postroom.cli.store import QUEUE, Command, Settings, existing, pass_settings
 from postroom.cli.words import DURATION, SIZE, exactly, lasting, many
@@ -171,6 +171,9 @@ def create(settings: Settings, queue: str, update: bool, **rules: Any) -> int:
         elif queue in client.list_queues():
             raise Failure(f"{queue}: is there already; change its rules with --update")
         made = client.create_queue(wanted)
+        morgue = made.definition.dead_letter_queue
+        if morgue is not None and morgue not in client.list_queues():
+            complain(f"note: {morgue}, where dead letters are to go, is not there: 'postroom create {morgue}' makes it")
     if settings.json:
         show.document(made)
     else:

@@ -32,10 +32,7 @@ class Settings:
         if not self.url:
             raise click.UsageError("no store: give --url, such as sqlite:///shop.db, or set POSTROOM_URL")
         options = {} if self.namespace is None else {"namespace": self.namespace}
-        try:
-            return postroom.connect(self.url, **options)
-        except (postroom.ConfigurationError, postroom.InvalidParameterError) as error:
-            raise click.UsageError(str(error)) from error  # the address is wrong: nothing was contacted yet
+        return postroom.connect(self.url, **options)
 
     @contextmanager
     def client(self, *, may_create: bool = False) -> Iterator[postroom.QueueClient]:

@@ -1,0 +1,126 @@
+"""How commands end: exit codes, one line for an error, nothing slow at the start."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import postroom
+from postroom.cli import exits
+from tests.cli.conftest import PROGRAM
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (postroom.MailboxError("x"), 1),
+        (postroom.QueueNotFoundError("x"), 1),
+        (postroom.AuthenticationError("x"), 1),
+        (postroom.InvalidParameterError("x"), 2),
+        (postroom.ConfigurationError("x"), 2),
+        (postroom.ReceiptHandleExpiredError("x"), 4),
+        (postroom.MailboxConnectionError("x"), 69),
+        (postroom.ServiceUnavailableError("x"), 69),
+        (postroom.OperationTimeoutError("x"), 124),
+        (postroom.NoReplyError("x"), 124),
+        (RuntimeError("x"), 1),
+    ],
+)
+def test_each_kind_of_failure_has_its_code_and_one_line(error, code, capsys, monkeypatch):
+    monkeypatch.delenv("POSTROOM_DEBUG", raising=False)
+    assert exits.explain(error) == code
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("postroom: ")
+
+
+def test_debugging_shows_the_traceback(cli, monkeypatch, orders):
+    monkeypatch.setenv("POSTROOM_DEBUG", "1")
+    assert "Traceback" in cli("peek", "nope").err
+
+
+def test_what_an_error_quotes_is_made_safe(cli, orders):
+    refused = cli("peek", "evil\x1b]0;title\x07")
+    assert refused.code == 2
+    assert "\x1b" not in refused.err
+
+
+def test_a_file_that_is_not_there_is_not_made(cli, tmp_path):
+    for command in (("ls",), ("info", "q"), ("send", "q", "x"), ("dlq", "ls", "q"), ("create", "q", "--update")):
+        assert cli(*command).code == 69
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_directory_that_is_not_there_is_unreachable(cli, tmp_path):
+    assert cli("--url", f"sqlite:///{tmp_path}/no/mail.db", "create", "q").code == 69
+
+
+def test_a_foreign_file_is_refused_untouched(cli, tmp_path):
+    (tmp_path / "mail.db").write_bytes(b"this is a shopping list" * 100)
+    refused = cli("ls")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert (tmp_path / "mail.db").read_bytes() == b"this is a shopping list" * 100
+
+
+def test_no_store_is_a_usage_error(cli, monkeypatch):
+    monkeypatch.delenv("POSTROOM_URL")
+    refused = cli("ls")
+    assert (refused.code, "POSTROOM_URL" in refused.err) == (2, True)
+    assert cli("--url", "nosuch://x", "ls").code == 2
+
+
+@pytest.mark.parametrize("arguments", [("frob",), ("ls", "--frob"), ("info",), ("dlq", "frob"), ()])
+def test_a_wrong_command_line_is_exit_code_2(cli, arguments):
+    refused = cli(*arguments)
+    assert (refused.code, refused.out) == (2, "")
+
+
+def test_global_options_stand_before_or_after_the_command(cli, orders, url, monkeypatch):
+    orders.send(b"1")
+    monkeypatch.delenv("POSTROOM_URL")
+    before = cli("--json", "--url", url, "ls").json
+    assert cli("ls", "--url", url, "--json").json[0]["name"] == before[0]["name"] == "orders"
+    assert cli("dlq", "ls", "orders", "--url", url).code == 3
+
+
+def test_a_namespace_is_a_world_of_its_own(cli, orders):
+    assert cli("--namespace", "tenant", "create", "theirs").code == 0
+    assert [queue["name"] for queue in cli("--json", "ls").json] == ["orders"]
+    assert [queue["name"] for queue in cli("--json", "--namespace", "tenant", "ls").json] == ["theirs"]
+
+
+def test_a_store_that_keeps_nothing_says_so(cli):
+    listed = cli("--url", "memory://", "ls")
+    assert (listed.code, "only while this command runs" in listed.err) == (0, True)
+
+
+def test_version_and_help(cli):
+    assert cli("--version").out == f"postroom {postroom.__version__}\n"
+    for command in ((), ("dlq",), ("send",), ("dlq", "redrive")):
+        shown = cli(*command, "--help")
+        assert (shown.code, shown.out.startswith("Usage: postroom")) == (0, True)
+
+
+def test_without_click_one_line_says_what_to_install():
+    for missing in ("click", "rich"):
+        code = f"import sys; sys.modules[{missing!r}] = None; sys.stdout.isatty = lambda: True\n"
+        code += "sys.argv = ['postroom', '--url', 'memory://', 'doctor']; import postroom.cli; postroom.cli.main()"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode == 1
+        assert (
+            done.stderr.splitlines()[-1] == f"postroom: the command line needs {missing}: pip install 'postroom[cli]'"
+        )
+
+
+def test_the_start_is_not_slowed_by_what_is_not_needed():
+    """Times differ by machine; what is imported does not."""
+    code = "import sys; from postroom.cli.app import run; run(['--version']); run(['--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert loaded.isdisjoint({"rich", "asyncio", "sqlite3", "subprocess", "postroom.aio", "postroom.cli.demo_play"})
+
+
+def test_it_runs_as_a_module_too():
+    done = subprocess.run([*PROGRAM, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"postroom {postroom.__version__}\n"
