@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,6 +24,7 @@ class NotWritten(Exception):
 
 def declared() -> list[Any]:
     """The Capabilities of every driver, in the order of the modules' names but with the reference first."""
+    import postroom
     import postroom.drivers
     from postroom.core.capabilities import Capabilities
 
@@ -33,6 +35,9 @@ def declared() -> list[Any]:
         for value in (*vars(module).values(), *(vars(cls).get("capabilities") for cls in classes)):
             if isinstance(value, Capabilities):
                 found.setdefault(value.store, value)
+    # What SQLite can do depends on how it is opened: ask it, as it is by default.
+    with TemporaryDirectory() as directory, postroom.connect(f"sqlite:///{directory}/asked.db") as client:
+        found[client.capabilities.store] = client.capabilities
     return sorted(found.values(), key=lambda store: (store.survives_crash, store.store))
 
 
@@ -64,14 +69,17 @@ def capabilities() -> str:
 
 
 def lifecycle() -> str:
-    """The moves of a message: drawn where Mermaid is understood, and as a table everywhere."""
+    """The moves of a message: as a table everywhere, and drawn where Mermaid is understood."""
     from postroom.core.lifecycle import TERMINAL, TRANSITIONS, diagram
 
     rows = [["from", "by", "to", "note"]]
     for before, event, after, note in TRANSITIONS:
         rows.append([before or "-", event, " or ".join(after), note])
     ends = ", ".join(sorted(TERMINAL))
-    return f"```mermaid\n{diagram()}\n```\n\n{table(rows)}\n\nA message does not come back by itself from: {ends}."
+    return (
+        f"{table(rows)}\n\nA message does not come back by itself from: {ends}.\n\n"
+        f"## As a diagram\n\nIn the Mermaid language, which many viewers draw:\n\n```mermaid\n{diagram()}\n```"
+    )
 
 
 def cli() -> str:
