@@ -36,17 +36,22 @@ class ByHand:
         self._prefix = os.urandom(8).hex()
         self._ids = count(1)
 
-    def _begin(self, synced: bool) -> int:
+    def _begin(self, synced: bool, look: bool = False) -> int:
         """The last number given out. The clock is read by the caller, where the driver does."""
         if synced is not self._synced:
             self._run("PRAGMA synchronous = FULL" if synced else "PRAGMA synchronous = NORMAL")
             self._synced = synced
         self._run("BEGIN IMMEDIATE")
-        _, counter, *_ = self._run(SQL["look"], (self._queue,)).fetchone()
+        if look:
+            _, counter, *_ = self._run(SQL["look"], (self._queue,)).fetchone()
+        else:
+            _, counter = self._run(SQL["edition"]).fetchone()
         return int(counter)
 
-    def _end(self, messages: int, size: int, counter: int, now: float) -> None:
-        self._run(SQL["count"], (messages, size, counter, now, self._queue))
+    def _end(self, messages: int, size: int, counter: int | None, now: float) -> None:
+        self._run(SQL["count"], (messages, size, now, self._queue))
+        if counter is not None:
+            self._run(SQL["numbered"], (counter,))
         self._run("COMMIT")
 
     def _row(self, seq: int, body: bytes, now: float) -> tuple[Any, ...]:
@@ -74,7 +79,7 @@ class ByHand:
     def receive(self, n: int = 1, lease: float = 30.0) -> list[tuple[int, str, Any]]:
         """(seq, claim_id, body) of up to `n` messages."""
         claim_id = os.urandom(16).hex()
-        token, now = self._begin(False) + 1, time.time()
+        token, now = self._begin(False, look=True) + 1, time.time()
         rows = self._run(SQL["ready"], (self._queue, n)).fetchall()
         if len(rows) == 1:
             self._run(SQL["lend"], (now + lease, claim_id, token, now, rows[0][0]))
@@ -85,13 +90,15 @@ class ByHand:
         return [(row[0], claim_id, decode(row[15])) for row in rows]
 
     def acknowledge(self, seq: int, claim_id: str) -> bool:
-        counter, now = self._begin(False), time.time()
+        self._begin(False)
+        now = time.time()
         found = self._run(SQL["acknowledge"], (seq, self._queue, claim_id)).fetchone()
-        self._end(-1, -found[0] if found else 0, counter, now)
+        self._end(-1, -found[0] if found else 0, None, now)
         return found is not None
 
     def acknowledge_many(self, held: Sequence[tuple[int, str]]) -> int:
-        counter, now = self._begin(False), time.time()
+        self._begin(False)
+        now = time.time()
         if len(held) >= MANY:
             seqs = f"[{','.join([str(seq) for seq, _ in held])}]"
             sizes = [size for _, size, _ in self._run(SQL["acknowledge_many"], (seqs, self._queue, held[0][1]))]
@@ -101,7 +108,7 @@ class ByHand:
                 for seq, claim_id in held
                 if (found := self._run(SQL["acknowledge"], (seq, self._queue, claim_id)).fetchone())
             ]
-        self._end(-len(sizes), -sum(sizes), counter, now)
+        self._end(-len(sizes), -sum(sizes), None, now)
         return len(sizes)
 
     def close(self) -> None:
