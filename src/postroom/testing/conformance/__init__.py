@@ -19,6 +19,7 @@ from postroom.testing.conformance.badinput import BadInput
 from postroom.testing.conformance.capacity import Capacity
 from postroom.testing.conformance.deadletters import DeadLetters
 from postroom.testing.conformance.gaps import Gaps
+from postroom.testing.conformance.holding import HeldSessions
 from postroom.testing.conformance.life import Life
 from postroom.testing.conformance.ordering import Ordering
 from postroom.testing.conformance.queues import Queues
@@ -39,6 +40,7 @@ class Conformance(
     Receiving,
     Ordering,
     Sessions,
+    HeldSessions,
     Deduplication,
     TimeToLive,
     Capacity,

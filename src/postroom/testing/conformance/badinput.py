@@ -241,14 +241,15 @@ class BadInput(Suite):
                 QueueDefinition(name="q", **{field: wrong})
 
     async def test_a_definition_that_contradicts_itself_is_refused(self) -> None:
-        for contradiction in (
+        contradictions: tuple[dict[str, Any], ...] = (
             {"dead_lettering": False, "dead_letter_queue": "d"},
             {"dead_lettering": False, "dead_letter_on_expiry": True},
             {"duplicate_detection": False, "duplicate_detection_window": 60},
             {"overflow": "reject", "overflow_timeout": 5},
-        ):
+        )
+        for contradiction in contradictions:
             with pytest.raises(InvalidParameterError):
-                QueueDefinition(name="q", **contradiction)  # one row each
+                QueueDefinition(name="q", **contradiction)
 
     async def test_wrong_raw_options_are_refused(self, client: Client) -> None:
         await client.create_queue(QueueDefinition(name="q"))

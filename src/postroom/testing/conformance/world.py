@@ -214,14 +214,15 @@ class World:
 
     def __init__(self, store: Store, flavour: Flavour) -> None:
         self.store = store
-        self.flavour = flavour
+        self.flavour: Flavour = flavour
         self._runner: asyncio.Runner | None = None if flavour == "sync" else asyncio.Runner()
         self._clients: list[Client] = []
         self._spawned: list[Spawned] = []
 
     def open(self, *, flavour: Flavour | None = None, **options: Any) -> Client:
         """One more client of the store; closed after the test."""
-        opened = self.store.connect(flavour or self.flavour, **options)
+        wanted: Flavour = self.flavour if flavour is None else flavour
+        opened = self.store.connect(wanted, **options)
         client = cast("Client", opened if isinstance(opened, AsyncQueueClient) else Awaited(opened))
         self._clients.append(client)
         return client
