@@ -61,7 +61,7 @@ def play(client: postroom.QueueClient, stage: Stage, teller: Teller) -> Tally:
     for left in orders.peek(100):
         if left.id == piano:
             state = f"{left.state.replace('_', ' ')}, delivery {left.delivery_count}"
-            teller.say(f"Nothing in {victim} could give the message back. The store still has it: {state}.")
+            teller.say(f"{victim} could give nothing back. The store still has the message: {state}.")
     teller.say(f"Its lease runs out within {LEASE} s; meanwhile the others go on.")
     stage.until("somebody else ships the piano", lambda: any(ledger.of(piano, "acknowledged")))
     again = next(entry for entry in ledger.of(piano, "took") if entry.worker != victim)
