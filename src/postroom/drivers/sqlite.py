@@ -20,6 +20,7 @@ from postroom.core.message import (
     Envelope,
     Outcome,
     Put,
+    Refused,
     SessionClaim,
     SessionLock,
     SessionState,
@@ -206,7 +207,7 @@ class SqliteDriver:
             return putting.put(step, step.queue(queue), batch)
 
         results = await self.io.call(self._write, work, self._send_full)
-        if not any(map(putting.waits, results)):
+        if Refused not in map(type, results) or not any(map(putting.waits, results)):
             return results
         return await self._put_rest(queue, batch, results, stop)
 

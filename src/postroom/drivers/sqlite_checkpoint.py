@@ -26,8 +26,9 @@ _SAFE = (3, 51, 3)
 class Checkpointer:
     """One process's part in keeping the log of one file short."""
 
-    def __init__(self, path: str, connect: Callable[[], sqlite3.Connection]) -> None:
+    def __init__(self, path: str, connect: Callable[[], sqlite3.Connection], writers: threading.Lock) -> None:
         self._path = path
+        self._writers = writers  # the lock that this process's write transactions take
         self._connect = connect
         self._serialise = sqlite3.sqlite_version_info < _SAFE and fcntl is not None
         self._pages = 0.0
@@ -71,9 +72,15 @@ class Checkpointer:
             if not ours:
                 return False
             _, log, folded = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            if log == folded and self._log_size() > _LARGE:
-                # With no busy timeout it gives up where a reader still needs the log, and holds up nobody.
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if log < 2 * PAGES:
+                return True
+            # The log begins anew only when a writer finds all of it folded, and under a steady stream somebody always
+            # wrote meanwhile: it would grow for ever. What is left is little; for that our own writers wait.
+            with self._writers:
+                _, log, folded = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                if log == folded and self._log_size() > _LARGE:
+                    # With no busy timeout it gives up where a reader still needs the log, and holds up nobody.
+                    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             return True
 
     def _log_size(self) -> int:

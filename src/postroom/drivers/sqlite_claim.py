@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 from postroom.core.message import Claimed, Delivery, SessionClaim, make_handle, unpack_head, unpack_record
 from postroom.drivers.api import TIDY
@@ -13,6 +13,7 @@ from postroom.drivers.sqlite_step import BLOCKED, FLIGHT, READY, Row, Step
 from postroom.errors import ReceiptHandleExpiredError, UnsupportedError
 
 _LAST = (1 << 63) - 1
+_DELIVERIES, _EXPIRES_AT = Row._fields.index("deliveries"), Row._fields.index("expires_at")
 
 
 def claim(
@@ -56,7 +57,7 @@ def claim(
 _NOTHING = Claimed()
 
 
-def _lent(step: Step, row: Row, claim_id: str, until: float, token: int) -> Delivery:
+def _lent(step: Step, row: tuple[Any, ...], claim_id: str, until: float, token: int) -> Delivery:
     # fmt: off
     (seq, id, priority, member, attempts, lapsed, nacks, returns, visible_at, enqueued_at, expires_at, ttl, size,
      head, record, data, body_ref, *_) = row
@@ -99,7 +100,7 @@ class _Taking:
         self.queue = queue
         self.n = n
         self.limit = limit
-        self.rows: list[Row] = []
+        self.rows: list[tuple[Any, ...]] = []  # as read, or Rows: a Row costs as much as half of the rest
         self.taken: set[int] = set()
         self.buried = self.expired = self.put_away = 0
 
@@ -130,6 +131,11 @@ def _take_next(taking: _Taking) -> None:
     """By (priority, seq); a session's head brings as many of its followers as are wanted."""
     step, queue = taking.step, taking.queue
     in_sessions = queue.sessions and queue.dead is not None
+    if not in_sessions:
+        found = step.run(SQL["ready"], (queue.id, taking.n)).fetchall()
+        if all(row[_EXPIRES_AT] is None and not row[_DELIVERIES] for row in found):
+            taking.rows = found  # nothing to judge: the usual case
+            return
     while True:
         before = taking.put_away
         # What was taken is lent at the end, all at once, and until then is among the ready ones.

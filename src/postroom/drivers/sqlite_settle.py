@@ -112,20 +112,22 @@ def _reply(step: Step, name: str, envelope: Envelope, put_reply: _PutReply) -> P
 
 def _acknowledge_many(step: Step, queue: Queue, batch: Sequence[Verdict]) -> list[Outcome] | None:
     """Plain acknowledges of one claim in one statement; None if the batch is anything else."""
-    seqs: list[int] = []
-    first = ""
+    try:
+        _, first = parse_handle(batch[0].handle)
+    except InvalidParameterError:
+        return None
+    suffix = "." + first
+    cut = -len(suffix)
+    numbers: list[str] = []
     for verdict in batch:
-        if type(verdict) is not Ack or verdict.puts:
+        if type(verdict) is not Ack or verdict.puts or not verdict.handle.endswith(suffix):
             return None
-        try:
-            seq, claim_id = parse_handle(verdict.handle)
-        except InvalidParameterError:
-            return None
-        first = first or claim_id
-        if claim_id != first:
-            return None
-        seqs.append(seq)
-    text = f"[{','.join(map(str, seqs))}]"
+        numbers.append(verdict.handle[:cut])
+    # Each a number, as `parse_handle` would have it, but found out for all of them at once.
+    text = ",".join(numbers)
+    if not (text.isascii() and text.replace(",", "").isdigit() and len(max(numbers, key=len)) < 20) or "" in numbers:
+        return None
+    text = f"[{text}]"
     taken = step.run(SQL["acknowledge_many"], (text, queue.id, first)).fetchall()
     size = 0
     for _, its_size, body_ref in taken:
@@ -135,11 +137,11 @@ def _acknowledge_many(step: Step, queue: Queue, batch: Sequence[Verdict]) -> lis
     if taken:
         step.count(queue.id, -len(taken), -size)
         step.frees(queue, len(taken))
-    if len(taken) == len(seqs):
-        return [SETTLED] * len(seqs)
+    if len(taken) == len(numbers):
+        return [SETTLED] * len(numbers)
     outcomes: list[Outcome] = []
     done = {seq for seq, _, _ in taken}
-    for seq in seqs:
+    for seq in map(int, numbers):
         if seq in done:
             done.discard(seq)  # the same handle twice in a batch: the second finds it gone
             outcomes.append(SETTLED)

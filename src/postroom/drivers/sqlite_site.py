@@ -85,7 +85,7 @@ class Site:
         with self.lock:
             if self.doorbell is None:
                 self.doorbell = Doorbell(self, path, poll, now, connect)
-                self.checkpointer = Checkpointer(path, connect)
+                self.checkpointer = Checkpointer(path, connect, self.lock)
 
     def attend(self) -> None:
         """Somebody is about to look, and may wait: let the other processes know where we are."""

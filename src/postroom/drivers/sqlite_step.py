@@ -62,7 +62,7 @@ class Step(Ledger):
 
     def put_rows(self, queue: Queue, batch: Sequence[Envelope]) -> int:
         """Store messages that are free to go in; the seq of the first."""
-        now, ttl, queue_id, later = self.now, queue.rules.ttl, queue.id, 0
+        now, ttl, id, later = self.now, queue.rules.ttl, queue.id, 0
         first = seq = self.number(len(batch))
         size = 0
         rows: list[tuple[Any, ...]] = []
@@ -74,7 +74,7 @@ class Step(Ledger):
             if e.delay > 0:
                 due = visible = now + e.delay
                 state, later = LATER, later + 1
-                self.due(queue_id, due)
+                self.due(id, due)
             elif session is not None:
                 state = BLOCKED
                 sessions[session] = None
@@ -84,40 +84,25 @@ class Step(Ledger):
             if len(body) > BIG:
                 self.run(SQL["put_body"], (seq, body))
                 body, ref = None, seq  # type: ignore[assignment]  # the column is empty: the body is elsewhere
-            # fmt: off
-            rows.append((
-                            seq,
-                            queue_id,
-                            state,
-                            e.priority,
-                            due,
-                            visible,
-                            now,
-                            expiry,
-                            e.ttl,
-                            session,
-                            e.size,
-                            e.id,
-                            pack_head(e),
-                            body,
-                            ref,
-                ))
-            # fmt: on
+            head = pack_head(e)
+            rows.append(
+                (seq, id, state, e.priority, due, visible, now, expiry, e.ttl, session, e.size, e.id, head, body, ref)
+            )
             size += e.size
             seq += 1
         if len(rows) == 1:
             self.run(SQL["put"], rows[0])
         else:
             self.run_many(SQL["put"], rows)
-        self.count(queue_id, len(rows), size)
+        self.count(id, len(rows), size)
         self.written += size / 4096 + len(rows) * 0.1
         if sessions or (later and not queue.sessions and any(e.session_id is not None for e in batch)):
             self.mark_sessions(queue)
             for session in sessions:
                 self.rehead(queue, session)
-            self.rings(queue_id, 0)  # whoever holds the session under a lock wants to know of arrivals
+            self.rings(id, 0)  # whoever holds the session under a lock wants to know of arrivals
         if free := len(rows) - later - len(sessions):
-            self.rings(queue_id, free)
+            self.rings(id, free)
         return first
 
     def mark_sessions(self, queue: Queue) -> None:
