@@ -93,7 +93,7 @@ def cli() -> str:
 
     def pages(command: click.Command, path: str, parent: click.Context | None) -> Iterator[str]:
         name = path.rsplit(" ", 1)[-1]
-        context = click.Context(command, info_name=name, parent=parent, terminal_width=100, **command.context_settings)
+        context = click.Context(command, info_name=name, parent=parent, terminal_width=78, **command.context_settings)
         title = "## The options of every command" if parent is None else f"## {path}"
         yield f"{title}\n\n```text\n{command.get_help(context)}\n```"
         if isinstance(command, click.Group):
