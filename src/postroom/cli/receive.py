@@ -42,10 +42,10 @@ def receive(
     with settings.client() as client:
         existing(client, queue)
         with client.mailbox(queue, bytes) as box:
-            if follow:
-                return _follow(settings, box, count, visibility, session)
             held: list[Message] = []
             try:
+                if follow:
+                    return _follow(settings, box, held, count, visibility, session)
                 return _take(settings, box, held, count or 1, wait or 0, visibility, session, ack)
             finally:
                 _give_back(held)
@@ -71,8 +71,8 @@ def _take(
             break
         taken += len(page)
         if ack:
-            held.clear()
             results += box.acknowledge_many(page)
+            held[:] = [message for message in held if not message.is_finalized]
     if not taken:
         show.tell(f"{box.name}: nothing to receive")
         return exits.EMPTY
@@ -90,27 +90,28 @@ def _judge(results: Sequence[postroom.SettleResult]) -> int:
 
 def _give_back(held: Sequence[Message]) -> None:
     for message in held:
-        try:
-            with message:
-                raise postroom.Retry  # uncounted, and ready at once
-        except postroom.MailboxError:
-            pass  # its lease ended while we printed: it is on its way to somebody else already
+        # An acknowledge that was interrupted leaves its message unsettled here; if it did happen, this changes nothing.
+        if not message.is_finalized:
+            try:
+                with message:
+                    raise postroom.Retry  # uncounted, and ready at once
+            except postroom.MailboxError:
+                pass  # its lease ended while we printed: it is on its way to somebody else already
 
 
 def _follow(
     settings: Settings,
     box: postroom.Mailbox[bytes, Any],
+    held: list[Message],
     count: int | None,
     visibility: float | None,
     session: str | None,
 ) -> int:
+    """Print and remove one after the other; what is in `held` afterwards is ours and to be given back."""
     code = exits.OK
     for taken, message in enumerate(box.stream(visibility_timeout=visibility, session_id=session), 1):
-        try:
-            _print(settings, message)
-        except BaseException:
-            _give_back([message])
-            raise
+        held[:] = [message]
+        _print(settings, message)
         try:
             message.acknowledge()
         except postroom.ReceiptHandleExpiredError as error:
