@@ -3,9 +3,10 @@
 Whoever comes first goes alone and at once. Whoever comes while a call is under way waits, and when it is over the first
 of them leads: it carries everything that waits in one batch. Nobody waits for company that may not come.
 
-Interruptions. An async leader's batch runs shielded: cancelling the leader abandons its own result only. In the sync
-flavour only the main thread gets a KeyboardInterrupt, so it never carries messages of others. A waiter that leaves
-before its batch departs takes its items along.
+Interruptions. An async leader's batch runs shielded: cancelling the leader abandons its own result only, and a waiter
+that leaves before its batch departs takes its items along. In the sync flavour only the main thread gets a
+KeyboardInterrupt, and that can strike between any two steps, also between taking the lead and the `try` that would give
+it back: then nobody could ever send again. So the main thread takes no part in any of this and calls the store itself.
 """
 
 from __future__ import annotations
@@ -23,12 +24,11 @@ LIMIT = 1_000
 
 
 class _Ticket(Generic[A, B]):
-    __slots__ = ("alone", "error", "items", "leads", "results", "waiter")
+    __slots__ = ("error", "items", "leads", "results", "waiter")
 
-    def __init__(self, items: Sequence[A], waiter: Waiter, alone: bool) -> None:
+    def __init__(self, items: Sequence[A], waiter: Waiter) -> None:
         self.items = items
         self.waiter = waiter
-        self.alone = alone  # may not carry others
         self.leads = False
         self.results: list[B] | None = None
         self.error: Exception | None = None
@@ -45,10 +45,12 @@ class Gatherer(Generic[A, B]):
         self._line: list[_Ticket[A, B]] = []
 
     async def run(self, items: Sequence[A]) -> list[B]:
+        if self._io.interruptible():
+            return await self._act(items)
         with self._lock:
             ticket = None
             if self._busy:
-                ticket = _Ticket[A, B](items, self._io.waiter(), alone=self._io.interruptible())
+                ticket = _Ticket[A, B](items, self._io.waiter())
                 self._line.append(ticket)
             else:
                 self._busy = True
@@ -69,10 +71,7 @@ class Gatherer(Generic[A, B]):
             raise
         if ticket.leads:
             batch = self._board(ticket)
-            if ticket.alone:
-                await self._carry(batch)
-            else:
-                await self._io.shield(self._carry(batch), None)
+            await self._io.shield(self._carry(batch), None)
         if ticket.error is not None:
             raise ticket.error
         assert ticket.results is not None
@@ -81,9 +80,6 @@ class Gatherer(Generic[A, B]):
     def _board(self, leader: _Ticket[A, B]) -> list[_Ticket[A, B]]:
         """Who travels with this leader."""
         with self._lock:
-            if leader.alone:
-                self._line.remove(leader)
-                return [leader]
             taken, size = 0, 0
             for ticket in self._line:
                 size += len(ticket.items)
@@ -114,11 +110,11 @@ class Gatherer(Generic[A, B]):
                     ticket.waiter.wake()
 
     def _pass_on(self) -> None:
-        """The call is over: let the next one in line lead, if possible one that may carry others."""
+        """The call is over: let the next one in line lead."""
         with self._lock:
             if not self._line:
                 self._busy = False
                 return
-            leader = next((ticket for ticket in self._line if not ticket.alone), self._line[0])
+            leader = self._line[0]
             leader.leads = True
         leader.waiter.wake()

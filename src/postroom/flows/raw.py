@@ -183,8 +183,8 @@ async def _readable(link: Link, queue: str, deliveries: Sequence[Delivery]) -> l
     """Without those whose stored form is damaged: they go where undecodable ones go."""
     bad = [(delivery, delivery.envelope.fault) for delivery in deliveries if delivery.envelope.fault is not None]
     if bad and not is_dead_letters(queue):
-        await receiving.put_away(link, queue, bad)
-        deliveries = [delivery for delivery in deliveries if delivery.envelope.fault is None]
+        good = [delivery for delivery in deliveries if delivery.envelope.fault is None]
+        deliveries = await receiving.put_away(link, queue, bad, good)
     return [received(link, queue, delivery) for delivery in deliveries]
 
 

@@ -46,7 +46,8 @@ async def receive(
         if deliveries:
             taken, bad = decode(box, deliveries)
             if bad:
-                await put_away(box.link, box.name, bad)
+                kept = await put_away(box.link, box.name, bad, [delivery for delivery, _ in taken])
+                taken = [(delivery, body) for delivery, body in taken if delivery in kept]
             if taken:
                 return taken
         if wait <= 0 or box.closing.rung:
@@ -118,15 +119,40 @@ def decode(
     return taken, bad
 
 
-async def put_away(link: Link, queue: str, bad: Sequence[tuple[Delivery, str]]) -> None:
-    """Undecodable messages go to the dead letters; where there are none they are given back, for a while."""
-    verdicts: list[Verdict] = [Bury(delivery.handle, "undecodable", why) for delivery, why in bad]
-    outcomes = await link.settle(queue, verdicts)
-    kept = [delivery for (delivery, _), outcome in zip(bad, outcomes, strict=True) if isinstance(outcome, Refused)]
-    if kept:
-        await link.settle(queue, [Return(delivery.handle, UNREADABLE_PAUSE) for delivery in kept])
+async def put_away(
+    link: Link, queue: str, bad: Sequence[tuple[Delivery, str]], good: Sequence[Delivery]
+) -> Sequence[Delivery]:
+    """Undecodable messages go to the dead letters; where there are none they are given back, for a while. Which of the
+    good ones are still ours: never stranded, whatever happens here."""
+    try:
+        verdicts: list[Verdict] = [Bury(delivery.handle, "undecodable", why) for delivery, why in bad]
+        outcomes = await link.settle(queue, verdicts)
+        kept = [delivery for (delivery, _), outcome in zip(bad, outcomes, strict=True) if isinstance(outcome, Refused)]
+        if kept:
+            await link.settle(queue, [Return(delivery.handle, UNREADABLE_PAUSE) for delivery in kept])
+    except BaseException as error:
+        if isinstance(error, MailboxError) and good:
+            return good  # the store would not do it now: the bad ones lapse, and whoever gets them next tries again
+        await _give_back(link, queue, [*good, *(delivery for delivery, _ in bad)])
+        raise
     for (delivery, why), outcome in zip(bad, outcomes, strict=True):
         link.emit(Undecodable(queue, delivery.envelope.id, why, not isinstance(outcome, Refused)))
+    # In a session the store took the later ones of the claim back together with the bad one, as with any failure.
+    first: dict[str, int] = {}
+    for delivery, _ in bad:
+        if (session := delivery.envelope.session_id) is not None:
+            first[session] = min(delivery.seq, first.get(session, delivery.seq))
+    if not first:
+        return good
+    return [d for d in good if d.envelope.session_id is None or d.seq < first.get(d.envelope.session_id, d.seq + 1)]
+
+
+async def _give_back(link: Link, queue: str, deliveries: Sequence[Delivery]) -> None:
+    try:
+        verdicts = [Return(delivery.handle) for delivery in deliveries]
+        await link.driver.io.shield(link.driver.settle(queue, verdicts), ABANDON_LIMIT)
+    except MailboxError:
+        pass  # the store is away: the leases lapse by themselves
 
 
 async def peek(box: Box[T, R], n: int, after: int) -> list[Peeked[T]]:
