@@ -36,22 +36,22 @@ class ByHand:
         self._prefix = os.urandom(8).hex()
         self._ids = count(1)
 
-    def _begin(self, synced: bool, look: bool = False) -> int:
+    def _begin(self, synced: bool, read: str | None) -> int:
         """The last number given out. The clock is read by the caller, where the driver does."""
         if synced is not self._synced:
             self._run("PRAGMA synchronous = FULL" if synced else "PRAGMA synchronous = NORMAL")
             self._synced = synced
         self._run("BEGIN IMMEDIATE")
-        if look:
-            _, counter, *_ = self._run(SQL["look"], (self._queue,)).fetchone()
-        else:
-            _, counter = self._run(SQL["edition"]).fetchone()
+        if read is None:
+            return 0
+        _, counter, *_ = self._run(SQL[read], (self._queue,) if read == "look" else ()).fetchone()
         return int(counter)
 
     def _end(self, messages: int, size: int, counter: int | None, now: float) -> None:
-        self._run(SQL["count"], (messages, size, now, self._queue))
+        if messages:
+            self._run(SQL["count"], (messages, size, now, self._queue))
         if counter is not None:
-            self._run(SQL["numbered"], (counter,))
+            self._run(SQL["numbered"], (counter, now))
         self._run("COMMIT")
 
     def _row(self, seq: int, body: bytes, now: float) -> tuple[Any, ...]:
@@ -62,7 +62,7 @@ class ByHand:
 
     def send(self, body: Any) -> str:
         data = self._encode(body)
-        counter, now = self._begin(True) + 1, time.time()
+        counter, now = self._begin(True, "edition") + 1, time.time()
         row = self._row(counter, data, now)
         self._run(SQL["put"], row)
         self._end(1, len(data), counter, now)
@@ -70,7 +70,7 @@ class ByHand:
 
     def send_many(self, bodies: Sequence[Any], *, synced: bool = True) -> list[str]:
         encoded = [self._encode(body) for body in bodies]
-        counter, now = self._begin(synced), time.time()
+        counter, now = self._begin(synced, "edition"), time.time()
         rows = [self._row(counter + i, data, now) for i, data in enumerate(encoded, 1)]
         self._run_many(SQL["put"], rows)
         self._end(len(rows), sum(map(len, encoded)), counter + len(rows), now)
@@ -79,7 +79,7 @@ class ByHand:
     def receive(self, n: int = 1, lease: float = 30.0) -> list[tuple[int, str, Any]]:
         """(seq, claim_id, body) of up to `n` messages."""
         claim_id = os.urandom(16).hex()
-        token, now = self._begin(False, look=True) + 1, time.time()
+        token, now = self._begin(False, "look") + 1, time.time()
         rows = self._run(SQL["ready"], (self._queue, n)).fetchall()
         if len(rows) == 1:
             self._run(SQL["lend"], (now + lease, claim_id, token, now, rows[0][0]))
@@ -90,14 +90,14 @@ class ByHand:
         return [(row[0], claim_id, decode(row[15])) for row in rows]
 
     def acknowledge(self, seq: int, claim_id: str) -> bool:
-        self._begin(False)
+        self._begin(False, None)
         now = time.time()
         found = self._run(SQL["acknowledge"], (seq, self._queue, claim_id)).fetchone()
         self._end(-1, -found[0] if found else 0, None, now)
         return found is not None
 
     def acknowledge_many(self, held: Sequence[tuple[int, str]]) -> int:
-        self._begin(False)
+        self._begin(False, None)
         now = time.time()
         if len(held) >= MANY:
             seqs = f"[{','.join([str(seq) for seq, _ in held])}]"

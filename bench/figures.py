@@ -67,7 +67,7 @@ class Table:
 
 
 def heading() -> str:
-    return f"{'figure':<58}{'target':>10}{'measured':>12}  {'':<8}{'ours µs':>10}{'raw µs':>10}\n" + "-" * 110
+    return f"{'figure':<70}{'target':>10}{'measured':>12}  {'':<8}{'ours µs':>10}{'raw µs':>10}\n" + "-" * 122
 
 
 def _line(f: Figure) -> str:
@@ -75,4 +75,4 @@ def _line(f: Figure) -> str:
     verdict = {None: "", True: "met", False: "MISSED"}[f.met]
     ours = "" if f.ours is None else f"{f.ours:.2f}"
     raw = "" if f.raw is None else f"{f.raw:.2f}"
-    return f"{f.what:<58}{target:>10}{f.value:>8.2f} {f.unit:<3}  {verdict:<8}{ours:>10}{raw:>10}"
+    return f"{f.what:<70}{target:>10}{f.value:>8.2f} {f.unit:<3}  {verdict:<8}{ours:>10}{raw:>10}"

@@ -10,7 +10,7 @@ from bench.figures import Table
 
 
 def run(table: Table, directory: Path, *, quick: bool) -> None:
-    seconds = 3 if quick else 20
+    seconds = 2 if quick else 20
     urls = {"memory": "memory://", "sqlite": f"sqlite:///{directory / 'idle.db'}"}
     for store, url in urls.items():
         for flavour in ("sync", "async"):

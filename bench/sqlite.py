@@ -258,7 +258,7 @@ def threads(table: Table, directory: Path, *, rounds: int, n: int) -> None:
     )
     table.add(
         "sqlite_threads",
-        "SQLite 16 threads sending durably, throughput to one raw connection",
+        "SQLite 16 threads sending durably, wall throughput to raw behind a lock",
         1 / seen.synced_ratio("ours", "raw"),
         at_least=2.5,
         ours=seen.typical_wall("ours"),
