@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from typing import Any, TypeVar
 
+import msgspec
+
 from postroom.client import QueueClient
-from postroom.core.address import Address, check_namespace
-from postroom.core.definition import QueueDefinition
+from postroom.core import limits
+from postroom.core.address import Address, check_name, check_namespace
+from postroom.core.definition import PLAIN, Rules
 from postroom.drivers.clock import Clock
-from postroom.drivers.io import drive
-from postroom.errors import ConfigurationError
-from postroom.factory import opener_of
+from postroom.factory import Flavour, opener_of
 from postroom.flows.link import Box, Link
-from postroom.flows.queues import create
 from postroom.mailbox import Mailbox
 
 T = TypeVar("T")
@@ -35,13 +35,13 @@ class InMemoryMailbox(Mailbox[T, R]):
         serialize: bool = False,
         max_body: int | None = None,
     ) -> None:
-        address = Address("memory")
-        driver = opener_of("memory")(address, flavour="sync", clock=clock, serialize=serialize)
-        _open(self, Link(driver, max_body=max_body), address, name, body_type, reply_type, max_size)
+        link, address = memory_link("sync", clock, serialize, max_body)
+        box = Box[T, R](link, check_name(name), body_type, reply_type, rules=bounded(max_size))
+        super().__init__(box, QueueClient(link, address))
 
 
 class SqliteMailbox(Mailbox[T, R]):
-    """A mailbox in a SQLite file, shared by any number of processes."""
+    """A mailbox in a SQLite file, shared by any number of processes. Options are those of `sqlite://` URLs."""
 
     def __init__(
         self,
@@ -55,24 +55,31 @@ class SqliteMailbox(Mailbox[T, R]):
         max_body: int | None = None,
         **options: Any,
     ) -> None:
-        address = Address("sqlite", "/" + os.fspath(path))
-        driver = opener_of("sqlite")(address, flavour="sync", namespace=check_namespace(namespace), **options)
-        _open(self, Link(driver, max_body=max_body), address, name, body_type, reply_type, max_size)
+        link, address = sqlite_link("sync", path, namespace, max_body, options)
+        box = Box[T, R](link, check_name(name), body_type, reply_type, rules=bounded(max_size))
+        super().__init__(box, QueueClient(link, address))
 
 
-def _open(
-    mailbox: Mailbox[T, R],
-    link: Link,
-    address: Address,
-    name: str,
-    body_type: type[T] | Any,
-    reply_type: type[R] | Any,
-    max_size: int | None,
-) -> None:
-    """A mailbox that owns its client: closing the one closes the other."""
-    Mailbox.__init__(mailbox, Box(link, name, body_type, reply_type), QueueClient(link, address))
-    if max_size is not None:
-        if name.endswith("!dead"):
-            raise ConfigurationError(f"{name}: dead letters are not bounded")
-        definition = QueueDefinition(name=name, max_messages=max_size)
-        drive(create(link, definition))
+def memory_link(flavour: Flavour, clock: Clock | None, serialize: bool, max_body: int | None) -> tuple[Link, Address]:
+    address = Address("memory")
+    driver = opener_of("memory")(address, flavour=flavour, clock=clock, serialize=serialize)
+    return Link(driver, max_body=max_body), address
+
+
+def sqlite_link(
+    flavour: Flavour,
+    path: str | os.PathLike[str],
+    namespace: str,
+    max_body: int | None,
+    options: dict[str, Any],
+) -> tuple[Link, Address]:
+    address = Address("sqlite", "/" + os.fspath(path))
+    driver = opener_of("sqlite")(address, flavour=flavour, namespace=check_namespace(namespace), **options)
+    return Link(driver, max_body=max_body), address
+
+
+def bounded(max_size: int | None) -> Rules | None:
+    """A plain queue with a limit, given to the queue when it is opened."""
+    if max_size is None:
+        return None
+    return msgspec.structs.replace(PLAIN, max_messages=limits.whole(max_size, "max_size", 1, 1 << 60))

@@ -111,7 +111,7 @@ def test_the_command_line_imports_public_names_only():
     assert wrong == []
 
 
-@pytest.mark.parametrize("where", ["flows/**/*.py", "mailbox.py", "aio.py"])
+@pytest.mark.parametrize("where", ["flows/**/*.py", "mailbox.py", "aio/mailbox.py", "aio/client.py"])
 def test_flows_and_shells_never_name_a_store(where):
     """What a store cannot do is asked of its capabilities. (concrete.py holds the constructors with stores' names.)"""
     wrong = [

@@ -236,7 +236,7 @@ class QueueInfo:
     in_flight: int
     dead: int
     size_bytes: int
-    oldest_age: float | None
+    oldest_age: float | None  # seconds the first-sent ready message waits: since it was due, or sent if it came back
     dropped: int
     expired: int
     exact: bool

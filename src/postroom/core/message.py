@@ -193,7 +193,7 @@ class Stats(msgspec.Struct, frozen=True, gc=False):
     in_flight: int
     dead: int
     bytes: int
-    oldest_age: float | None  # seconds the longest-waiting ready message has been ready
+    oldest_age: float | None  # seconds the first-sent ready message waits: since it was due, or sent if it came back
     dropped: int = 0  # by overflow, since the queue was made
     expired: int = 0  # dropped at the end of their TTL, since the queue was made
     exact: bool = True

@@ -164,7 +164,7 @@ class MemoryDriver:
             dead = self._space.dead_queue(found)
             first = min(
                 (entry for lane in found.lanes.values() if (entry := lane.peek()) is not None),
-                key=lambda entry: entry.due,
+                key=lambda entry: entry.seq,
                 default=None,
             )
             stats = Stats(
@@ -173,7 +173,7 @@ class MemoryDriver:
                 in_flight=found.in_flight,
                 dead=0 if dead is None else len(dead.entries),
                 bytes=found.bytes,
-                oldest_age=None if first is None else max(0.0, now - first.due),
+                oldest_age=None if first is None else max(0.0, now - first.waits_since),
                 dropped=found.dropped,
                 expired=found.expired,
                 created_at=found.created_at,

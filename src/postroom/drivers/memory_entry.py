@@ -60,6 +60,11 @@ class Entry(msgspec.Struct, eq=False):
         return False
 
     @property
+    def waits_since(self) -> float:
+        """When it was first due; of one that came back only the time it was sent is known."""
+        return self.enqueued_at if self.delivered else self.due
+
+    @property
     def delivered(self) -> bool:
         """Handed out before, counted or not."""
         return self.past is not None and self.past.token > 0

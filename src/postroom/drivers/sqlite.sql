@@ -160,7 +160,7 @@ UPDATE postroom_tally SET live = live + ?1, bytes = bytes + ?2, touched_at = ?3 
 
 -- name: numbered
 -- Not one statement with `count`: after an ANALYZE of a young store SQLite would scan the table for two of its rows.
-UPDATE postroom_tally SET counter = ?1 WHERE queue = 0
+UPDATE postroom_tally SET counter = ?1, touched_at = ?2 WHERE queue = 0
 
 -- name: count_odd
 UPDATE postroom_tally SET dropped = dropped + ?1, expired = expired + ?2 WHERE queue = ?3
@@ -343,7 +343,8 @@ WITH RECURSIVE p (priority) AS (
 SELECT priority FROM p WHERE priority IS NOT NULL
 
 -- name: first_of_priority
-SELECT seq, visible_at FROM postroom_message WHERE queue = ?1 AND state = 1 AND priority = ?2 ORDER BY seq LIMIT 1
+-- With the time since when it waits: since it was due, or of one that came back since it was sent.
+SELECT seq, CASE WHEN token > 0 THEN enqueued_at ELSE visible_at END FROM postroom_message WHERE queue = ?1 AND state = 1 AND priority = ?2 ORDER BY seq LIMIT 1
 
 -- name: first_placed
 -- What a full queue may drop beside the ready ones: scheduled, delayed and parked, the lowest seq.

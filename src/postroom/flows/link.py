@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 from postroom.core.address import check_queue, dead_letters_of, is_dead_letters, origin_of
 from postroom.core.codec import Codec, Reference, codec_for
+from postroom.core.definition import Rules
 from postroom.core.limits import DEFAULT_MAX_BODY
 from postroom.core.message import Envelope, Outcome, Put, Verdict
 from postroom.core.policy import Backoff
@@ -85,11 +86,20 @@ class Link:
 class Box(Generic[T, R]):
     """One queue, seen through a body type and a reply type."""
 
-    def __init__(self, link: Link, name: str, body_type: type[T] | object, reply_type: type[R] | object = None) -> None:
+    def __init__(
+        self,
+        link: Link,
+        name: str,
+        body_type: type[T] | object,
+        reply_type: type[R] | object = None,
+        *,
+        rules: Rules | None = None,
+    ) -> None:
         self.link = link
         self.driver = link.driver
         self.name = check_queue(name)
         self.dead = is_dead_letters(name)
+        self.rules = rules  # those the queue gets when it is opened; None: a new one is plain, another stays as it is
         self.body_type = body_type
         self.reply_type = reply_type
         self.codec: Codec[T] = Reference(body_type) if link.driver.capabilities.by_reference else codec_for(body_type)
@@ -113,7 +123,7 @@ async def open_box(box: Box[T, R]) -> None:
     if box.closing.rung:
         raise closed(box.name)
     if not box.dead:
-        await box.driver.ensure(box.name)
+        await box.driver.ensure(box.name, box.rules)
     else:
         origin = origin_of(box.name)
         await box.driver.ensure(origin)

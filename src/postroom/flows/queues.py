@@ -16,7 +16,10 @@ async def create(link: Link, definition: QueueDefinition) -> QueueInfo:
     """Make the queue, or let an existing one take these rules over."""
     if not isinstance(definition, QueueDefinition):
         raise InvalidParameterError(f"create_queue takes a QueueDefinition, not {type(definition).__name__}")
-    await link.driver.ensure(definition.name, definition.rules(link.driver.capabilities))
+    rules = definition.rules(link.driver.capabilities)
+    if rules.dead_letter_queue is not None:
+        await link.driver.ensure(rules.dead_letter_queue)  # without it nothing could die, and be seen only then
+    await link.driver.ensure(definition.name, rules)
     return await describe(link, definition.name)
 
 

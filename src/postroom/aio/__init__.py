@@ -1,0 +1,17 @@
+"""The async flavour: the same verbs as `postroom`, awaited. A client belongs to the event loop it is first used in."""
+
+from postroom.aio.client import AsyncQueueClient, AsyncQueueClientFactory, connect
+from postroom.aio.concrete import AsyncInMemoryMailbox, AsyncSqliteMailbox
+from postroom.aio.mailbox import AsyncDeadLetters, AsyncMailbox, AsyncMessage, AsyncSession
+
+__all__ = [
+    "AsyncDeadLetters",
+    "AsyncInMemoryMailbox",
+    "AsyncMailbox",
+    "AsyncMessage",
+    "AsyncQueueClient",
+    "AsyncQueueClientFactory",
+    "AsyncSession",
+    "AsyncSqliteMailbox",
+    "connect",
+]

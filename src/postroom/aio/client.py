@@ -1,0 +1,169 @@
+"""AsyncQueueClient and connect: `postroom.client`, awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Self, TypeVar, overload
+
+from postroom.aio.mailbox import AsyncMailbox, AsyncSession
+from postroom.core.address import Address
+from postroom.core.capabilities import Capabilities
+from postroom.core.definition import (
+    MessageReceipt,
+    QueueDefinition,
+    QueueInfo,
+    QueueMessage,
+    QueueStatus,
+    ReceiveOptions,
+    SendOptions,
+)
+from postroom.core.limits import Seconds
+from postroom.factory import Factory, open_link
+from postroom.flows import queues, raw, sessions
+from postroom.flows.link import Box, Link
+from postroom.flows.raw import ReceivedMessage
+from postroom.flows.send import SendResult
+from postroom.flows.settle import SettleResult
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def connect(url: str | None = None, **options: Any) -> AsyncQueueClient:
+    """A client of the store at `url`, or at POSTROOM_URL: memory://, sqlite:///shop.db, ...
+
+    Nothing is contacted before the first call. Options: `namespace` (keeps tenants apart), `max_body` (bytes; 1 MiB),
+    `backoff` (how `with msg` gives a failed message back, and after how many deliveries to the dead letters; without it
+    the queue's own limit decides), `dispatcher`, and those of the store.
+    """
+    link, address = open_link(url, "async", options)
+    return AsyncQueueClient(link, address)
+
+
+class AsyncQueueClient:
+    """One store. Made by `connect()`."""
+
+    def __init__(self, link: Link, address: Address) -> None:
+        self._link = link
+        self._address = address
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this store can do, cannot do, and does in a weaker way."""
+        return self._link.driver.capabilities
+
+    @property
+    def closed(self) -> bool:
+        return self._link.closing.rung
+
+    @overload
+    def mailbox(self, name: str, body_type: type[T], *, reply_type: type[R]) -> AsyncMailbox[T, R]: ...
+    @overload
+    def mailbox(self, name: str, body_type: type[T], *, reply_type: Any = None) -> AsyncMailbox[T, Any]: ...
+    @overload
+    def mailbox(self, name: str, body_type: Any = None, *, reply_type: Any = None) -> AsyncMailbox[Any, Any]: ...
+
+    def mailbox(self, name: str, body_type: Any = None, *, reply_type: Any = None) -> AsyncMailbox[Any, Any]:
+        """The mailbox of that name; its queue is made at first use if it is not there, as a plain one.
+
+        Without a body type it carries plain JSON values.
+        """
+        return AsyncMailbox(Box(self._link, name, body_type, reply_type))
+
+    async def create_queue(self, definition: QueueDefinition) -> QueueInfo:
+        """Make a queue with these rules, or let an existing one take them over."""
+        return await queues.create(self._link, definition)
+
+    async def delete_queue(self, name: str, *, force: bool = False) -> int:
+        """Delete a queue; refused while messages or dead letters are there, unless forced. How many went with it."""
+        return await queues.delete(self._link, name, force)
+
+    async def list_queues(self) -> list[str]:
+        return await self._link.driver.queues()
+
+    async def info(self, name: str) -> QueueInfo:
+        return await queues.describe(self._link, name)
+
+    async def set_status(self, name: str, status: QueueStatus | str) -> None:
+        """Let a queue take or give messages, or not: active, disabled, send_disabled, receive_disabled."""
+        await queues.set_status(self._link, name, status)
+
+    async def send(self, queue: str, message: QueueMessage, options: SendOptions | None = None) -> str:
+        return await raw.send(self._link, queue, message, options)
+
+    async def send_batch(
+        self, queue: str, messages: Sequence[QueueMessage], options: SendOptions | None = None
+    ) -> list[SendResult]:
+        return await raw.send_batch(self._link, queue, messages, options)
+
+    async def receive(self, queue: str, options: ReceiveOptions | None = None) -> list[ReceivedMessage]:
+        return await raw.receive(self._link, queue, options)
+
+    async def peek(self, queue: str, max_messages: int = 10, *, after: int = 0) -> list[ReceivedMessage]:
+        return await raw.peek(self._link, queue, max_messages, after)
+
+    async def acknowledge(self, receipt: MessageReceipt) -> None:
+        await raw.settle(self._link, receipt, raw.acknowledged(self._link, receipt))
+
+    async def reject(self, receipt: MessageReceipt, reason: str, description: str = "") -> None:
+        """Move the message to the dead letters."""
+        await raw.settle(self._link, receipt, raw.rejected(self._link, receipt, reason, description))
+
+    async def requeue(self, receipt: MessageReceipt, delay: Seconds = 0) -> None:
+        """Give the message back, to be delivered again after `delay`."""
+        await raw.settle(self._link, receipt, raw.requeued(self._link, receipt, delay))
+
+    async def extend(self, receipt: MessageReceipt, duration: Seconds) -> datetime | None:
+        """Keep the lock for `duration` from now; when it ends."""
+        return raw.lease_of(await raw.settle(self._link, receipt, raw.extended(self._link, receipt, duration)))
+
+    async def acknowledge_batch(self, receipts: Sequence[MessageReceipt]) -> list[SettleResult]:
+        return await raw.settle_batch(self._link, receipts, [raw.acknowledged(self._link, r) for r in receipts])
+
+    async def reject_batch(
+        self, receipts: Sequence[MessageReceipt], reason: str, description: str = ""
+    ) -> list[SettleResult]:
+        verdicts = [raw.rejected(self._link, receipt, reason, description) for receipt in receipts]
+        return await raw.settle_batch(self._link, receipts, verdicts)
+
+    async def requeue_batch(self, receipts: Sequence[MessageReceipt], delay: Seconds = 0) -> list[SettleResult]:
+        return await raw.settle_batch(self._link, receipts, [raw.requeued(self._link, r, delay) for r in receipts])
+
+    async def extend_batch(self, receipts: Sequence[MessageReceipt], duration: Seconds) -> list[SettleResult]:
+        return await raw.settle_batch(self._link, receipts, [raw.extended(self._link, r, duration) for r in receipts])
+
+    async def accept_session(
+        self,
+        queue: str,
+        session_id: str | None = None,
+        *,
+        lock_duration: Seconds | None = None,
+        wait_time_seconds: Seconds = 0,
+    ) -> AsyncSession[bytes, bytes]:
+        box = Box[bytes, bytes](self._link, queue, bytes, bytes)
+        lock, lease = await sessions.accept(box, session_id, lock_duration, wait_time_seconds)
+        return AsyncSession(box, lock, lease)
+
+    async def purge(self, queue: str) -> int:
+        """Remove everything but the dead letters; how many there were."""
+        return await queues.purge_queue(self._link, queue)
+
+    async def close(self) -> None:
+        """Wake whoever waits, and let go of the store. What is in flight stays in flight until its lease ends."""
+        await self._link.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._address}>"
+
+
+class AsyncQueueClientFactory(Factory[AsyncQueueClient]):
+    """The parts of `connect`, by name."""
+
+    _connect = staticmethod(connect)
