@@ -34,6 +34,7 @@ from postroom.drivers import sqlite_sessions as sessions
 from postroom.drivers.io import Bell, Inline, Io, Threaded
 from postroom.drivers.sqlite_ledger import Idle, Queue
 from postroom.drivers.sqlite_settings import Settings, capabilities
+from postroom.drivers.sqlite_settle import acknowledge
 from postroom.drivers.sqlite_settle import settle as settle_all
 from postroom.drivers.sqlite_step import Step
 from postroom.drivers.sqlite_store import Store
@@ -362,6 +363,10 @@ class SqliteDriver:
 
     async def settle(self, queue: str, batch: Sequence[Verdict]) -> list[Outcome]:
         def work(step: Step) -> list[Outcome]:
+            if batch and (remembered := step.catalog.names.get(queue)) is not None:
+                done = acknowledge(step, remembered, batch)
+                if done is not None:
+                    return done
             return settle_all(step, step.queue(queue), batch, putting.put_reply)
 
         return await self.io.call(self._write, work, self._take_full or (self._send_full and _carries(batch)))

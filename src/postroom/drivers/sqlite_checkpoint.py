@@ -72,7 +72,7 @@ class Checkpointer:
             if not ours:
                 return False
             _, log, folded = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            if log < 2 * PAGES:
+            if log < PAGES:
                 return True
             # The log begins anew only when a writer finds all of it folded, and under a steady stream somebody always
             # wrote meanwhile: it would grow for ever. What is left is little; for that our own writers wait.

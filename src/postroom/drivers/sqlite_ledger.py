@@ -230,7 +230,8 @@ class Ledger:
         for queue, (dropped, expired) in self._odd.items():
             self.run(SQL["count_odd"], (dropped, expired, queue))
         if self._numbered:
-            self.run(SQL["numbered"], (self.counter,))
+            self.written += 4.0 if not self._counts else 0.0
+            self.run(SQL["numbered"], (self.counter, self.now))
             self._numbered = False
         self._counts.clear()
         self._odd.clear()

@@ -34,9 +34,41 @@ _PutReply = Callable[[Step, str, Envelope], Put]
 
 def settle(step: Step, queue: Queue, batch: Sequence[Verdict], put_reply: _PutReply) -> list[Outcome]:
     step.count(queue.id, 0, 0)
-    if len(batch) >= 4 and (outcomes := _acknowledge_many(step, queue, batch)) is not None:
+    if (outcomes := _acknowledge_many(step, queue, batch)) is not None:
         return outcomes
     return [_settle(step, queue, verdict, put_reply) for verdict in batch]
+
+
+def acknowledge(step: Step, queue: Queue, batch: Sequence[Verdict]) -> list[Outcome] | None:
+    """Plain acknowledges, by what we remember of the queue: its id is never used again, and the rows prove the rest.
+    None if it takes more than that."""
+    if queue.rules.auto_delete_on_idle is not None:
+        return None
+    if len(batch) > 1:
+        return _acknowledge_many(step, queue, batch)
+    [verdict] = batch
+    if type(verdict) is not Ack or verdict.puts:
+        return None
+    try:
+        seq, claim_id = parse_handle(verdict.handle)
+    except InvalidParameterError:
+        return None
+    return [SETTLED] if _delete(step, queue, seq, claim_id) else None
+
+
+_MANY = 4  # acknowledges from which on one statement for all is cheaper than one for each
+
+
+def _delete(step: Step, queue: Queue, seq: int, claim_id: str) -> bool:
+    found = step.run(SQL["acknowledge"], (seq, queue.id, claim_id)).fetchone()
+    if found is None:
+        return False
+    size, body_ref = found
+    if body_ref is not None:
+        step.run(SQL["drop_body"], (body_ref,))
+    step.count(queue.id, -1, -size)
+    step.frees(queue, 1)
+    return True
 
 
 def _settle(step: Step, queue: Queue, verdict: Verdict, put_reply: _PutReply) -> Outcome:
@@ -86,14 +118,7 @@ def _valid(row: Row, now: float) -> bool:
 
 
 def _acknowledge(step: Step, queue: Queue, verdict: Ack, seq: int, claim_id: str, put_reply: _PutReply) -> Outcome:
-    found = step.run(SQL["acknowledge"], (seq, queue.id, claim_id)).fetchone()
-    if found is not None:
-        size, body_ref = found
-        if body_ref is not None:
-            step.run(SQL["drop_body"], (body_ref,))
-        step.count(queue.id, -1, -size)
-        step.frees(queue, 1)
-    else:
+    if not _delete(step, queue, seq, claim_id):
         row = _current(step, queue, seq, claim_id)
         if not isinstance(row, Row):
             return row
@@ -112,6 +137,8 @@ def _reply(step: Step, name: str, envelope: Envelope, put_reply: _PutReply) -> P
 
 def _acknowledge_many(step: Step, queue: Queue, batch: Sequence[Verdict]) -> list[Outcome] | None:
     """Plain acknowledges of one claim in one statement; None if the batch is anything else."""
+    if len(batch) < _MANY:
+        return None
     try:
         _, first = parse_handle(batch[0].handle)
     except InvalidParameterError:
@@ -139,6 +166,7 @@ def _acknowledge_many(step: Step, queue: Queue, batch: Sequence[Verdict]) -> lis
         step.frees(queue, len(taken))
     if len(taken) == len(numbers):
         return [SETTLED] * len(numbers)
+    step.queue(queue.name)  # is it there at all?
     outcomes: list[Outcome] = []
     done = {seq for seq, _, _ in taken}
     for seq in map(int, numbers):
