@@ -42,38 +42,44 @@ def mutex() -> threading.Lock:
 
 
 class Bell:
-    """Wakes those who listen. Safe from any thread, cheap when nobody does."""
+    """Wakes those who listen. Safe from any thread, cheap when nobody does.
 
-    __slots__ = ("_lock", "rung", "waiters")
+    No lock: each step is one operation of a dict, which threads cannot see half done, and where two want the same waiter
+    `pop` decides. With a lock a woken thread would often run straight into it and sleep again.
+    """
+
+    __slots__ = ("rung", "waiters")
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self.waiters: dict[Callable[[], None], None] = {}  # in order of arrival
         self.rung = False  # for a bell that is rung once and for all, see `ring_for_good`
 
     def listen(self, wake: Callable[[], None]) -> None:
         """Call `wake` at the next ring; once, then forget it."""
-        with self._lock:
-            if not self.rung:
-                self.waiters[wake] = None
-                return
-        wake()
+        self.waiters[wake] = None
+        if self.rung and self.leave(wake):  # it may have been rung for good in between: one of us two wakes, not both
+            wake()
 
     def leave(self, wake: Callable[[], None]) -> bool:
         """Stop listening; False if it was already rung for us, and whoever leaves unserved should pass the ring on."""
-        with self._lock:
-            return self.waiters.pop(wake, self) is None
+        return self.waiters.pop(wake, self) is None
 
     def ring(self, n: int | None = None) -> None:
         """Wake the `n` who have waited longest, or all."""
-        if not self.waiters:
+        waiters = self.waiters
+        if n is None:
+            for wake in list(waiters):
+                if self.leave(wake):
+                    wake()
             return
-        with self._lock:
-            woken = list(self.waiters) if n is None else [w for w, _ in zip(self.waiters, range(n), strict=False)]
-            for wake in woken:
-                del self.waiters[wake]
-        for wake in woken:
-            wake()
+        while n > 0 and waiters:
+            try:
+                wake = next(iter(waiters))
+            except (StopIteration, RuntimeError):
+                continue  # somebody came or left just now: look again
+            if self.leave(wake):
+                wake()
+                n -= 1
 
     def ring_for_good(self) -> None:
         """Wake all, and everyone who will ever listen: closing, shutdown."""

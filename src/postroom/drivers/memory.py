@@ -293,9 +293,9 @@ class MemoryDriver:
 
     async def _wait(self, queue: Queue, bell: Bell, waiter: Waiter, until: float, stop: Bell | None) -> None:
         """Until `bell` or another one rings, or it is time. The caller listens to `bell` from under the lock already,
-        so nothing that happens in between is missed."""
+        so nothing that happens in between is missed. Who gives us a `stop` rings it when closing, too."""
         clock = self.store.clock
-        others = [other for other in (self._closed, clock.moved, stop) if other is not None]
+        others = [other for other in (clock.moved, stop if stop is not None else self._closed) if other is not None]
         for other in others:
             other.listen(waiter.wake)
         served = False

@@ -39,7 +39,7 @@ async def receive(
         return []
     if not box.ready:
         await open_box(box)
-    deadline = 0.0
+    deadline = box.driver.now() + wait if wait > 0 else 0.0
     while True:
         claimed = await claim(box.link, box.name, n, lease, wait, session, max_deliveries, box.closing)
         deliveries = claimed.deliveries
@@ -50,14 +50,12 @@ async def receive(
                 taken = [(delivery, body) for delivery, body in taken if delivery in kept]
             if taken:
                 return taken
-        if wait <= 0 or box.closing.rung:
-            return []
-        if not deliveries and box.driver.capabilities.max_poll is None:
+        elif box.driver.capabilities.max_poll is None:
             return []
         # What came was undecodable, or the store's own poll is shorter than ours: go on with what is left.
-        now = box.driver.now()
-        deadline = deadline or now + wait
-        wait = deadline - now
+        wait = deadline - box.driver.now() if deadline else 0.0
+        if wait <= 0 or box.closing.rung:
+            return []
 
 
 async def claim(
