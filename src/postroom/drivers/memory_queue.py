@@ -201,11 +201,22 @@ class Queue:
     def _back(self, entry: Entry, now: float) -> None:
         """Visible again, in its original place."""
         entry.due = now
-        if entry.session is not None:
-            self._join(entry, entry.session, now)
+        if entry.expires_at is not None and entry.expires_at <= now:
+            self._expires(entry)
+        session = entry.session
+        if session is not None:
+            if self.sessions.get(session.id) is not session:
+                # It was forgotten while nobody held it and nothing waited in it: this one was delayed or just lapsed.
+                session = entry.session = self.session(session.id)
+            self._join(entry, session, now)
         else:
             entry.place = READY
             heappush(self._lane(entry.envelope.priority).back, (entry.seq, entry))
+
+    def _expires(self, entry: Entry) -> None:
+        """Its time ran out while it was in flight, and the timer that would have told was passed over."""
+        assert entry.expires_at is not None
+        heappush(self.expiry.items, (entry.expires_at, entry.seq, entry))
 
     # --- sessions ---------------------------------------------------------------------------------------------
 
@@ -332,6 +343,8 @@ class Queue:
             session = entry.session
             if session is not None:
                 heappush(session.waiting, (entry.seq, entry))  # delivered once: it blocks until terminal
+            if entry.expires_at is not None and entry.expires_at <= now:
+                self._expires(entry)
             self._schedule(entry, now + delay)
             if session is not None:
                 self.rehead(session, now)
@@ -391,7 +404,7 @@ class Queue:
 
     def overdue(self, now: float) -> list[Entry]:
         """At most TIDY messages whose TTL is over and which nobody holds."""
-        result: list[Entry] = []
+        result: dict[int, Entry] = {}  # one may have two timers, see `_expires`
         items = self.expiry.items
         for _ in range(TIDY):
             if not items or items[0][0] > now:
@@ -400,8 +413,8 @@ class Queue:
             if entry.place is GONE:
                 self.expiry.stale = max(0, self.expiry.stale - 1)
             elif entry.place is not FLIGHT:  # in flight it is protected; nack and lapse look again
-                result.append(entry)
-        return result
+                result[entry.seq] = entry
+        return list(result.values())
 
     def next_due(self) -> float | None:
         """When something may happen by itself, or None."""
