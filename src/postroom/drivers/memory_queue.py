@@ -497,8 +497,9 @@ class Queue:
     def purge(self) -> None:
         for entry in self.entries.values():
             entry.place = GONE
-        states = {id: s.state for id, s in self.sessions.items() if s.state.version}
-        self.sessions = {id: Session(id, [], {}, state=state) for id, state in states.items()}
+        # What a session carries stays, and so does what blocks it: a dead letter, which a purge leaves where it is.
+        kept = [session for session in self.sessions.values() if session.state.version or session.blocked_by]
+        self.sessions = {s.id: Session(s.id, [], {}, state=s.state, blocked_by=s.blocked_by) for s in kept}
         self._clear()
 
 

@@ -246,6 +246,20 @@ class Sessions(Suite):
             await dead.acknowledge()
         assert [message.body for message in await waiting] == [1]
 
+    async def test_with_on_dead_block_a_purge_does_not_let_the_session_go_on(self, client: Client, world: World) -> None:
+        """The dead letter that holds it up is still there."""
+        world.needs("sessions", "purge")
+        await client.create_queue(QueueDefinition(name="q", on_dead="block"))
+        box = client.mailbox("q")
+        await box.send(1, session_id="s")
+        [message] = await box.receive()
+        await message.dead_letter("why")
+        await box.purge()
+        await box.send(2, session_id="s")
+        assert await box.receive() == []
+        await box.dead_letters.redrive()
+        assert await bodies(box.receive(max_messages=5)) == [1, 2]
+
     # --- modes, and many ---------------------------------------------------------------------------------------
 
     async def test_required_sessions_refuse_a_message_without_one(self, client: Client, world: World) -> None:
