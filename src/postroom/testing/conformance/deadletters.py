@@ -165,6 +165,8 @@ class DeadLetters(Suite):
         if trouble == "disabled":
             await client.set_status("morgue", "disabled")
         await client.create_queue(QueueDefinition(name="q", dead_letter_queue="morgue", max_delivery_count=1))
+        if trouble == "missing":
+            await client.delete_queue("morgue")
         box = client.mailbox("q")
         await box.send_many(["buried", "used up"])
         one, other = await box.receive(max_messages=2)
@@ -177,9 +179,18 @@ class DeadLetters(Suite):
         await one.acknowledge()
         assert await box.approximate_count() == 1
 
+    async def test_a_dead_letter_queue_that_is_named_is_made(self, client: Client) -> None:
+        await client.create_queue(QueueDefinition(name="q", dead_letter_queue="morgue"))
+        box = client.mailbox("q")
+        await box.send("x")
+        [message] = await box.receive()
+        await message.dead_letter("why")
+        assert await client.mailbox("morgue").approximate_count() == 1
+
     async def test_what_could_not_be_buried_is_tried_again(self, client: Client, world: World) -> None:
         world.needs_time()
         await client.create_queue(QueueDefinition(name="q", dead_letter_queue="morgue", max_delivery_count=1))
+        await client.delete_queue("morgue")
         box = client.mailbox("q")
         await box.send(1)
         [message] = await box.receive()
