@@ -103,7 +103,7 @@ class Capacity(Suite):
         await box.send(1)
         sending = world.spawn(box.send, 2)
         await world.pause()
-        await world.advance(3 * second)
+        await world.outlast(3 * second, sending)
         with pytest.raises(MailboxFullError):
             await sending
         assert await box.approximate_count() == 1

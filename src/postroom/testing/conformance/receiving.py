@@ -67,7 +67,7 @@ class Receiving(Suite):
         waiting = world.spawn(box.receive, wait_time_seconds=3 * second)
         await world.pause()
         assert not waiting.done()
-        await world.advance(4 * second)
+        await world.outlast(4 * second, waiting)
         assert await waiting == []
 
     async def test_a_waiting_receive_wakes_when_a_delay_is_over(self, box: Box, world: World, second: float) -> None:
@@ -117,7 +117,7 @@ class Receiving(Suite):
         await world.pause()
         await box.send(1)
         await world.pause()
-        await world.advance(6 * second)
+        await world.outlast(6 * second, *waiting)
         assert sorted([len(await one) for one in waiting]) == [0, 0, 0, 0, 1]
 
     async def test_as_many_messages_wake_as_many_waiters(self, box: Box, world: World) -> None:

@@ -259,6 +259,16 @@ class World:
         else:
             await self.pause(seconds)
 
+    async def outlast(self, seconds: float, *waiting: Spawned) -> None:
+        """Let time pass until these have given up. Those who began to wait only after the clock was moved, on a busy
+        machine, count from then: so it is moved again."""
+        for _ in range(100):
+            await self.advance(seconds)
+            for _ in range(10):
+                await self.pause()
+                if all(one.done() for one in waiting):
+                    return
+
     async def pause(self, seconds: float = 0.02) -> None:
         """Let others run for a moment of real time."""
         if self._runner is None:
