@@ -9,6 +9,7 @@ import os
 import re
 import sqlite3
 import time
+from contextlib import closing
 from importlib.resources import files
 from typing import Final
 
@@ -113,9 +114,13 @@ def _is_ready(path: str, busy_timeout: float) -> bool:
     """True if our tables are there in WAL mode, False if the file is empty or an application's without them."""
     if 0 < os.stat(path).st_size < _SMALLEST:  # SQLite would take it for empty, and write over it
         raise ConfigurationError(f"{path}: this file is not a SQLite database; it was not touched")
-    quoted = os.path.abspath(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-    connection = sqlite3.connect(f"file:{quoted}?mode=ro", uri=True, timeout=busy_timeout, isolation_level=None)
-    try:
+    if not any(os.path.exists(path + beside) for beside in ("-wal", "-journal")):
+        # At rest. Read as if it could not change, SQLite makes no files beside it, which else it would for one in WAL
+        # mode: a refused file is to be left without a trace.
+        with closing(_only_reading(path, busy_timeout, immutable=True)) as connection:
+            if ours := _our_tables(connection):
+                _check_shape(path, connection, ours)
+    with closing(_only_reading(path, busy_timeout)) as connection:
         connection.execute("BEGIN")  # one snapshot: another process may be making the tables right now
         ours = _our_tables(connection)
         if not ours:
@@ -124,8 +129,12 @@ def _is_ready(path: str, busy_timeout: float) -> bool:
         connection.execute("COMMIT")
         mode: str = connection.execute("PRAGMA journal_mode").fetchone()[0]
         return mode == "wal"
-    finally:
-        connection.close()
+
+
+def _only_reading(path: str, busy_timeout: float, *, immutable: bool = False) -> sqlite3.Connection:
+    quoted = os.path.abspath(path).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    url = f"file:{quoted}?mode=ro{'&immutable=1' if immutable else ''}"
+    return sqlite3.connect(url, uri=True, timeout=busy_timeout, isolation_level=None)
 
 
 def _check_shape(path: str, connection: sqlite3.Connection, ours: dict[str, list[str]]) -> None:
