@@ -17,7 +17,7 @@ import postroom.aio
 from bench.body import Order, order
 from bench.figures import Table
 from bench.measure import Side, interleave, percentile, trips
-from bench.raw.memory import Letter, RawMailbox
+from bench.raw.memory import Letter, LockFreeMailbox, RawMailbox
 
 # The targets in µs are for a machine on which the raw lease takes 0.6 and 1.0; on any other they scale with it.
 SEND, RAW_SEND = 3.5, 0.6
@@ -39,7 +39,7 @@ def _box() -> postroom.Mailbox[Order, Any]:
 
 
 def singles(table: Table, *, rounds: int, n: int) -> None:
-    box, raw, body = _box(), RawMailbox(), order()
+    box, raw, bare, body = _box(), RawMailbox(), LockFreeMailbox(), order()
 
     def send(n: int) -> None:
         for _ in range(n):
@@ -60,9 +60,26 @@ def singles(table: Table, *, rounds: int, n: int) -> None:
             assert letter is not None
             raw.acknowledge(letter)
 
+    def bare_send(n: int) -> None:
+        for _ in range(n):
+            bare.send(body)
+
+    def bare_take(n: int) -> None:
+        for _ in range(n):
+            letter = bare.receive()
+            assert letter is not None
+            bare.acknowledge(letter)
+
     # Each side's queue holds what its sends put there until its receives take it, in the same round.
     seen = interleave(
-        [Side("send", send), Side("take", take), Side("raw send", raw_send), Side("raw take", raw_take)],
+        [
+            Side("send", send),
+            Side("take", take),
+            Side("raw send", raw_send),
+            Side("raw take", raw_take),
+            Side("bare send", bare_send),
+            Side("bare take", bare_take),
+        ],
         rounds=rounds,
         n=n,
         fixed_order=True,
@@ -89,6 +106,13 @@ def singles(table: Table, *, rounds: int, n: int) -> None:
             wall,
             ours=seen.wall(key),
             raw=seen.wall(f"raw {key}"),
+        )
+        table.add(
+            f"memory_{key}_lock_free",
+            f"memory {what}, CPU to a raw lease without a lock",
+            seen.cpu_ratio(key, f"bare {key}"),
+            ours=ours,
+            raw=seen.cpu(f"bare {key}"),
         )
 
 

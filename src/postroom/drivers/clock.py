@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from postroom.drivers.io import Bell
@@ -28,10 +29,8 @@ class SystemClock:
     moved: Bell | None = None
 
     def __init__(self) -> None:
-        self._offset = time.time() - time.monotonic()
-
-    def now(self) -> float:
-        return time.monotonic() + self._offset
+        offset, monotonic = time.time() - time.monotonic(), time.monotonic
+        self.now: Callable[[], float] = lambda: monotonic() + offset  # half the cost of a method, three times a message
 
     def patience(self, until: float) -> float | None:
         return max(0.0, until - self.now())

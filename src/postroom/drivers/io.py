@@ -44,7 +44,7 @@ def mutex() -> threading.Lock:
 class Bell:
     """Wakes those who listen. Safe from any thread, cheap when nobody does.
 
-    No lock: each step is one operation of a dict, which threads cannot see half done, and where two want the same waiter
+    No lock: each step is one operation of a dict, which threads cannot see half done; where two want the same waiter
     `pop` decides. With a lock a woken thread would often run straight into it and sleep again.
     """
 

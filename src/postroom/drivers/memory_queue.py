@@ -284,7 +284,10 @@ class Queue:
         """Terminal, or on its way to another queue: take it out of everything that counts."""
         if entry.place is FLIGHT and entry.session is None and entry.expires_at is None:
             self.in_flight -= 1  # the common case, an acknowledge, without the detours
-            self._stale(self.due)
+            due = self.due
+            due.stale += 1
+            if due.stale > 64 and due.stale * 2 > len(due.items):
+                self._sweep(due)
         else:
             self._leave_place(entry)
             if entry.expires_at is not None:
@@ -322,10 +325,13 @@ class Queue:
     def _stale(self, timers: Timers) -> None:
         timers.stale += 1
         if timers.stale > 64 and timers.stale * 2 > len(timers.items):
-            if timers is self.due:
-                timers.sweep(item for item in timers.items if item[2].place in _TIMED and item[2].due == item[0])
-            else:
-                timers.sweep(item for item in timers.items if item[2].place is not GONE)
+            self._sweep(timers)
+
+    def _sweep(self, timers: Timers) -> None:
+        if timers is self.due:
+            timers.sweep(item for item in timers.items if item[2].place in _TIMED and item[2].due == item[0])
+        else:
+            timers.sweep(item for item in timers.items if item[2].place is not GONE)
 
     @staticmethod
     def uncount(entry: Entry) -> None:
@@ -439,14 +445,16 @@ class Queue:
     def lend(self, entry: Entry, now: float, lease_until: float, claim_id: str, token: int) -> Delivery:
         """Count the delivery, start the lease, hand it out."""
         past = entry.past
-        if past is None:
-            past = entry.past = Past()
-        elif past.handle:
-            self.leases.pop(past.handle, None)
         handle = f"{entry.seq}.{claim_id}"  # make_handle, without the call
-        past.attempts += 1
-        past.handle, past.token, past.received_at, past.lease_until = handle, token, now, lease_until
-        entry.place, entry.due = FLIGHT, lease_until
+        if past is None:
+            past = entry.past = Past(1, 0, 0, 0, handle, token, now, lease_until)
+        else:
+            if past.handle:
+                self.leases.pop(past.handle, None)
+            past.attempts += 1
+            past.handle, past.token, past.received_at, past.lease_until = handle, token, now, lease_until
+        entry.place = FLIGHT
+        entry.due = lease_until
         heappush(self.due.items, (lease_until, entry.seq, entry))
         self.leases[handle] = entry
         self.in_flight += 1

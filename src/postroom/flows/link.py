@@ -40,6 +40,7 @@ class Link:
         self.driver = driver
         limits = [limit for limit in (max_body or DEFAULT_MAX_BODY, driver.capabilities.max_body) if limit is not None]
         self.max_body = min(limits)
+        self.max_poll = driver.capabilities.max_poll
         self.emit = emit
         self.backoff = backoff or Backoff()
         # Only who says how often gets that: by default the queue's own limit decides, and a plain queue has none.

@@ -50,7 +50,7 @@ async def receive(
                 taken = [(delivery, body) for delivery, body in taken if delivery in kept]
             if taken:
                 return taken
-        elif box.driver.capabilities.max_poll is None:
+        elif box.link.max_poll is None:
             return []
         # What came was undecodable, or the store's own poll is shorter than ours: go on with what is left.
         wait = deadline - box.driver.now() if deadline else 0.0
@@ -71,7 +71,7 @@ async def claim(
     """One claim, abandoned if it does not come back to us."""
     claim_id = new_token()
     try:
-        longest = link.driver.capabilities.max_poll
+        longest = link.max_poll
         return await link.driver.claim(
             queue,
             n,
