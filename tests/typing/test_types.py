@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from typing_extensions import assert_type
+from typing import TYPE_CHECKING, Any, assert_type
 
 import postroom
 from postroom import aio

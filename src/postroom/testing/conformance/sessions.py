@@ -246,7 +246,7 @@ class Sessions(Suite):
             await dead.acknowledge()
         assert [message.body for message in await waiting] == [1]
 
-    async def test_with_on_dead_block_a_purge_does_not_let_the_session_go_on(self, client: Client, world: World) -> None:
+    async def test_with_on_dead_block_a_purge_lets_no_session_go_on(self, client: Client, world: World) -> None:
         """The dead letter that holds it up is still there."""
         world.needs("sessions", "purge")
         await client.create_queue(QueueDefinition(name="q", on_dead="block"))
