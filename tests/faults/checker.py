@@ -338,9 +338,16 @@ class _Checker:
             last: dict[int, int] = {}  # seq -> token of its last delivery
             for delivery in deliveries:
                 last[delivery.seq] = max(delivery.token, last.get(delivery.seq, 0))
-            # For each delivery: the latest that any earlier message of the session came after it.
             together = {(delivery.seq, delivery.token) for delivery in deliveries}
-            for delivery in deliveries:
+            highest = 0  # token of any last delivery of an earlier message: mostly that is all that must be looked at
+            places = iter(sorted(last))
+            place = next(places, None)
+            for delivery in sorted(deliveries, key=lambda d: d.seq):
+                while place is not None and place < delivery.seq:
+                    highest = max(highest, last[place])
+                    place = next(places, None)
+                if highest <= delivery.token:
+                    continue
                 for seq, token in last.items():
                     if seq < delivery.seq and token > delivery.token and (seq, delivery.token) not in together:
                         self.violation(

@@ -313,7 +313,7 @@ def test_a_hundred_pollers_take_ten_thousand_messages_once_each(
         asyncio.run(main())
     assert len(seen) == total
     assert set(seen.values()) == {1}
-    # Each message may cost a look of its own, when its poller comes at once; and each ring may find another was quicker.
+    # Each message may cost a look of its own, and each ring may find that another was quicker.
     assert next(looks) < 2 * total + 20 * pollers
     assert idle[0] < 0.1, f"{idle[0]:.3f} s of processor time in a second in which a hundred waited"
 
