@@ -18,6 +18,7 @@
 --                       5 parked    should be dead, but the dead-letter queue refused it; tried again at due_at
 --                     due_at is NULL where time changes nothing (1 and 3). claim_id is that of the last claim, and stays
 --                     when a lease lapses, so that a late acknowledge counts until somebody else claims
+--                     Sizes are read by CAST: SQLite keeps whatever somebody writes into a column by hand
 --   postroom_body     bodies over 2 kB: a claim or nack rewrites its row, and must not rewrite the body with it
 --   postroom_dedup    (queue, dedup_id) -> the id that was accepted, until when
 --   postroom_session  what a session has beside messages: an explicit lock, its state
@@ -203,7 +204,7 @@ WHERE queue = ?1 AND expires_at <= ?2 AND state <> 2 AND state <> 5 ORDER BY exp
 SELECT session FROM postroom_session WHERE queue = ?1 AND lock_until <= ?2 ORDER BY lock_until LIMIT ?3
 
 -- name: ready
-SELECT seq, id, priority, session, deliveries, lapsed, nacks, returns, visible_at, enqueued_at, expires_at, ttl, size, head, record, body, body_ref,
+SELECT seq, id, priority, session, deliveries, lapsed, nacks, returns, visible_at, enqueued_at, expires_at, ttl, CAST(size AS INTEGER), head, record, body, body_ref,
   queue, state, due_at, claim_id, token, received_at, blocks
 FROM postroom_message WHERE queue = ?1 AND state = 1 ORDER BY priority, seq LIMIT ?2
 
@@ -212,12 +213,12 @@ SELECT 1 FROM postroom_message WHERE queue = ?1 AND state = 1 LIMIT 1
 
 -- name: session_line
 -- The members of a session that wait for their turn, up to the first that nobody may overtake.
-SELECT seq, id, priority, session, deliveries, lapsed, nacks, returns, visible_at, enqueued_at, expires_at, ttl, size, head, record, body, body_ref,
+SELECT seq, id, priority, session, deliveries, lapsed, nacks, returns, visible_at, enqueued_at, expires_at, ttl, CAST(size AS INTEGER), head, record, body, body_ref,
   queue, state, due_at, claim_id, token, received_at, blocks
 FROM postroom_message WHERE queue = ?1 AND session = ?2 AND state = ?3 AND seq > ?4 AND seq < ?5 ORDER BY seq LIMIT ?6
 
 -- name: row
-SELECT seq, id, priority, session, deliveries, lapsed, nacks, returns, visible_at, enqueued_at, expires_at, ttl, size, head, record, body, body_ref,
+SELECT seq, id, priority, session, deliveries, lapsed, nacks, returns, visible_at, enqueued_at, expires_at, ttl, CAST(size AS INTEGER), head, record, body, body_ref,
   queue, state, due_at, claim_id, token, received_at, blocks
 FROM postroom_message WHERE seq = ?1
 
@@ -228,12 +229,12 @@ SET state = 2, due_at = ?, claim_id = ?, token = ?, deliveries = deliveries + 1,
 -- name: acknowledge
 -- The whole of an acknowledge where no session looks on: the claim's id proves the lease, late or not.
 DELETE FROM postroom_message
-WHERE seq = ?1 AND queue = ?2 AND claim_id = ?3 AND session IS NULL AND blocks IS NULL RETURNING size, body_ref
+WHERE seq = ?1 AND queue = ?2 AND claim_id = ?3 AND session IS NULL AND blocks IS NULL RETURNING CAST(size AS INTEGER), body_ref
 
 -- name: acknowledge_many
 DELETE FROM postroom_message
 WHERE seq IN (SELECT value FROM json_each(?1)) AND queue = ?2 AND claim_id = ?3 AND session IS NULL AND blocks IS NULL
-RETURNING seq, size, body_ref
+RETURNING seq, CAST(size AS INTEGER), body_ref
 
 -- name: remove
 DELETE FROM postroom_message WHERE seq = ?1
@@ -325,13 +326,13 @@ DELETE FROM postroom_session WHERE queue = ?1
 UPDATE postroom_message SET blocks = NULL WHERE blocks = ?1
 
 -- name: some_ready
-SELECT seq, size, body_ref, blocks, session FROM postroom_message WHERE queue = ?1 AND state = 1 AND seq <= ?2 LIMIT ?3
+SELECT seq, CAST(size AS INTEGER), body_ref, blocks, session FROM postroom_message WHERE queue = ?1 AND state = 1 AND seq <= ?2 LIMIT ?3
 
 -- name: some_due
-SELECT seq, size, body_ref, blocks, session FROM postroom_message WHERE queue = ?1 AND due_at IS NOT NULL AND seq <= ?2 LIMIT ?3
+SELECT seq, CAST(size AS INTEGER), body_ref, blocks, session FROM postroom_message WHERE queue = ?1 AND due_at IS NOT NULL AND seq <= ?2 LIMIT ?3
 
 -- name: some_blocked
-SELECT seq, size, body_ref, blocks, session FROM postroom_message WHERE queue = ?1 AND session IS NOT NULL AND seq <= ?2 LIMIT ?3
+SELECT seq, CAST(size AS INTEGER), body_ref, blocks, session FROM postroom_message WHERE queue = ?1 AND session IS NOT NULL AND seq <= ?2 LIMIT ?3
 
 -- name: priorities
 WITH RECURSIVE p (priority) AS (

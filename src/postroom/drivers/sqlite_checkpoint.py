@@ -35,6 +35,7 @@ class Checkpointer:
         self._due = threading.Event()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        self.guard = threading.Lock()  # held while folding: see `sqlite_site` on forking
         self._closed = False
 
     def wrote(self, pages: float) -> None:
@@ -58,8 +59,9 @@ class Checkpointer:
             self._due.clear()
             try:
                 if connection is None:
-                    connection = self._connect()
-                    connection.execute("PRAGMA busy_timeout = 0")
+                    with self.guard:
+                        connection = self._connect()
+                        connection.execute("PRAGMA busy_timeout = 0")
                 self.fold(connection)
             except sqlite3.Error:
                 pass  # a full disk, a locked file: the commits say so, and the next thousand pages try again
@@ -68,7 +70,7 @@ class Checkpointer:
 
     def fold(self, connection: sqlite3.Connection) -> bool:
         """Once; False if another process is at it."""
-        with self.turn(wait=False) as ours:
+        with self.guard, self.turn(wait=False) as ours:
             if not ours:
                 return False
             _, log, folded = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()

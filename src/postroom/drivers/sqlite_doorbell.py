@@ -57,7 +57,7 @@ class Doorbell:
         self._leading = 0
         self._nudge: tuple[socket.socket, socket.socket] | None = None
         self._lead_poll: select.poll = select.poll()
-        self._looking = threading.Lock()
+        self.guard = threading.Lock()
         self._eye: sqlite3.Connection | None = None
         self._version = -1
         self._closed = False
@@ -124,9 +124,8 @@ class Doorbell:
         if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
             os.close(folder)  # somebody else's: they could read which queues are busy, or wake us for nothing
             return False
-        if self._folder >= 0:
-            os.close(self._folder)
-        self._folder, self._seen = folder, None
+        self._seen, former, self._folder = None, self._folder, folder
+        _close(former)
         return True
 
     def _path_of(self, name: str) -> str:
@@ -199,7 +198,7 @@ class Doorbell:
 
     def _look(self) -> None:
         """The safety net: did anybody commit anything since we looked last?"""
-        with self._looking:
+        with self.guard:
             try:
                 if self._eye is None:
                     self._eye = self._connect()
@@ -308,7 +307,7 @@ class Doorbell:
             self._socket = None
         if thread is not None and thread is not threading.current_thread():
             thread.join(2.0)
-        with self._lead, self._looking:
+        with self._lead, self.guard:
             if self._eye is not None:
                 self._eye.close()
                 self._eye = None
@@ -321,9 +320,8 @@ class Doorbell:
         for other in (*(wake or ()), *(self._nudge or ()), *((self._sender,) if self._sender is not None else ())):
             other.close()
         self._sender = None
-        if self._folder >= 0:
-            os.close(self._folder)
-            self._folder = -1
+        former, self._folder = self._folder, -1
+        _close(former)
         try:
             os.rmdir(self._directory)
         except OSError:
@@ -355,6 +353,14 @@ class Ear:
             return self.woken
         self._bell.unpark()
         return self._gate.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+
+
+def _close(descriptor: int) -> None:
+    if descriptor >= 0:
+        try:
+            os.close(descriptor)
+        except OSError:
+            pass  # closed by a call that an interrupt ended
 
 
 def _drain(ear: socket.socket) -> None:

@@ -166,10 +166,11 @@ class Ledger:
         edition, counter, due, lock, expiry = self.run(SQL["look"], (id,)).fetchone()
         if counter > self.counter:
             self.counter = counter
-        self.next_due = _NEVER if due is None else due
+        # A time may also be what somebody wrote there by hand: any text comes after all numbers, so it is never due.
+        self.next_due = due if isinstance(due, int | float) else _NEVER
         if lock is not None and lock < self.next_due:
             self.next_due = lock
-        self.next_expiry = _NEVER if expiry is None else expiry
+        self.next_expiry = expiry if isinstance(expiry, int | float) else _NEVER
         return edition
 
     def time(self, queue: Queue) -> None:

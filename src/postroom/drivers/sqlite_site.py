@@ -20,6 +20,7 @@ from postroom.drivers.sqlite_doorbell import Doorbell, Ear
 from postroom.drivers.sqlite_ledger import News
 
 FENCE = 60.0
+_FORK_PATIENCE = 10.0
 _POSTS = 1_000  # queues that somebody waited at; reply mailboxes come and go
 _REMEMBERED = 10_000  # claims of this process, by id: an abandoned one finds what it took without a search
 
@@ -63,11 +64,17 @@ class Site:
         self.key = key
         self.users = 0
         self.lock = threading.Lock()
+        self.readers: list[threading.Lock] = []  # one a driver: held while it reads
         self.posts: dict[int, Post] = {}
         self.fences: dict[str, float] = {}
         self.claims: OrderedDict[str, list[int]] = OrderedDict()
         self.doorbell: Doorbell | None = None
         self.checkpointer: Checkpointer | None = None
+
+    def guards(self) -> list[threading.Lock]:
+        """What is held while a thread is within SQLite, in the order in which they may be taken."""
+        background = [part.guard for part in (self.checkpointer, self.doorbell) if part is not None]
+        return [*background, self.lock, *self.readers]
 
     def post(self, queue: int) -> Post:
         """Called within a step, under the lock."""
@@ -190,9 +197,32 @@ def leave(site: Site) -> bool:
         return True
 
 
+# A fork copies SQLite's own mutexes too, as they are in that moment: if another thread is within SQLite then, the child
+# would wait for it for ever at its first call. So whoever forks first waits until none of our threads is.
+_held: list[threading.Lock] = []
+
+
+def _before_fork() -> None:
+    _take(_sites_lock)
+    for site in list(_sites.values()):
+        for lock in site.guards():
+            _take(lock)
+
+
+def _take(lock: threading.Lock) -> None:
+    if lock.acquire(timeout=_FORK_PATIENCE):
+        _held.append(lock)
+
+
 def _after_fork() -> None:
-    # The child has none of the parent's threads, and its locks are as some thread of the parent left them.
+    while _held:
+        _held.pop().release()
+
+
+def _after_fork_in_child() -> None:
+    # The child has none of the parent's threads, and uses nothing of what they shared.
     global _sites_lock
+    _after_fork()
     _sites_lock = threading.Lock()
     for site in _sites.values():
         if site.doorbell is not None:
@@ -201,4 +231,4 @@ def _after_fork() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

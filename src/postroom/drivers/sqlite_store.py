@@ -57,6 +57,7 @@ class Store:
         self._pid = os.getpid()
         self.site: Site = enter(key)
         self._reading = threading.Lock()
+        self.site.readers.append(self._reading)
         self._catalog = Catalog(self.settings.namespace)
         self._read_catalog = Catalog(self.settings.namespace)
         self._full = False
@@ -223,5 +224,6 @@ class Store:
         with self.site.lock, self._reading:
             self._reader.close()
             self._writer.close()
+        self.site.readers.remove(self._reading)
         if leave(self.site):
             self.site.close()
