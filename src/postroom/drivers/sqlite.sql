@@ -111,9 +111,9 @@ INSERT INTO postroom_tally (queue) VALUES (0);
 -- The first statement of almost every step: is what we know of the queues still true, the last number given out, and
 -- when does time change something here by itself: a due message or ended lease, the end of a session lock, a TTL.
 SELECT edition, counter,
-  (SELECT min(due_at) FROM postroom_message WHERE queue = ?1 AND due_at IS NOT NULL),
-  (SELECT min(lock_until) FROM postroom_session WHERE queue = ?1 AND lock_until IS NOT NULL),
-  (SELECT min(expires_at) FROM postroom_message WHERE queue = ?1 AND expires_at IS NOT NULL AND state <> 2 AND state <> 5)
+  (SELECT min(due_at) FROM postroom_message WHERE queue = ? AND due_at IS NOT NULL),
+  (SELECT min(lock_until) FROM postroom_session WHERE queue = ? AND lock_until IS NOT NULL),
+  (SELECT min(expires_at) FROM postroom_message WHERE queue = ? AND expires_at IS NOT NULL AND state <> 2 AND state <> 5)
 FROM postroom_tally WHERE queue = 0
 
 -- name: edition
@@ -125,46 +125,46 @@ UPDATE postroom_tally SET edition = edition + 1 WHERE queue = 0 RETURNING editio
 -- name: find_queue
 SELECT q.id, q.name, q.origin, q.rules, q.status, q.sessions, q.created_at, q.updated_at, d.id
 FROM postroom_queue q LEFT JOIN postroom_queue d ON d.origin = q.id
-WHERE q.namespace = ?1 AND q.name = ?2
+WHERE q.namespace = ? AND q.name = ?
 
 -- name: find_queue_by_id
 SELECT q.id, q.name, q.origin, q.rules, q.status, q.sessions, q.created_at, q.updated_at, d.id
 FROM postroom_queue q LEFT JOIN postroom_queue d ON d.origin = q.id
-WHERE q.id = ?1
+WHERE q.id = ?
 
 -- name: list_queues
-SELECT name FROM postroom_queue WHERE namespace = ?1 AND origin IS NULL ORDER BY name
+SELECT name FROM postroom_queue WHERE namespace = ? AND origin IS NULL ORDER BY name
 
 -- name: make_queue
 INSERT INTO postroom_queue (id, namespace, name, origin, rules, status, created_at, updated_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: define_queue
-UPDATE postroom_queue SET rules = ?2, status = ?3, updated_at = ?4 WHERE id = ?1
+UPDATE postroom_queue SET rules = ?, status = ?, updated_at = ? WHERE id = ?
 
 -- name: mark_sessions
-UPDATE postroom_queue SET sessions = 1 WHERE id = ?1
+UPDATE postroom_queue SET sessions = 1 WHERE id = ?
 
 -- name: drop_queue
-DELETE FROM postroom_queue WHERE id = ?1
+DELETE FROM postroom_queue WHERE id = ?
 
 -- name: make_tally
-INSERT INTO postroom_tally (queue, touched_at) VALUES (?1, ?2)
+INSERT INTO postroom_tally (queue, touched_at) VALUES (?, ?)
 
 -- name: drop_tally
-DELETE FROM postroom_tally WHERE queue = ?1
+DELETE FROM postroom_tally WHERE queue = ?
 
 -- name: tally
-SELECT live, bytes, dropped, expired, touched_at FROM postroom_tally WHERE queue = ?1
+SELECT live, bytes, dropped, expired, touched_at FROM postroom_tally WHERE queue = ?
 
 -- name: count
-UPDATE postroom_tally SET live = live + ?1, bytes = bytes + ?2, touched_at = ?3 WHERE queue = ?4
+UPDATE postroom_tally SET live = live + ?, bytes = bytes + ?, touched_at = ? WHERE queue = ?
 
 -- name: numbered
 -- Not one statement with `count`: after an ANALYZE of a young store SQLite would scan the table for two of its rows.
-UPDATE postroom_tally SET counter = ?1, touched_at = ?2 WHERE queue = 0
+UPDATE postroom_tally SET counter = ?, touched_at = ? WHERE queue = 0
 
 -- name: count_odd
-UPDATE postroom_tally SET dropped = dropped + ?1, expired = expired + ?2 WHERE queue = ?3
+UPDATE postroom_tally SET dropped = dropped + ?, expired = expired + ? WHERE queue = ?
 
 -- name: put
 INSERT INTO postroom_message
@@ -175,52 +175,52 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 INSERT INTO postroom_body (id, body) VALUES (?, ?)
 
 -- name: body
-SELECT body FROM postroom_body WHERE id = ?1
+SELECT body FROM postroom_body WHERE id = ?
 
 -- name: drop_body
-DELETE FROM postroom_body WHERE id = ?1
+DELETE FROM postroom_body WHERE id = ?
 
 -- name: dedup_find
-SELECT id, until FROM postroom_dedup WHERE queue = ?1 AND dedup_id = ?2
+SELECT id, until FROM postroom_dedup WHERE queue = ? AND dedup_id = ?
 
 -- name: dedup_put
 INSERT OR REPLACE INTO postroom_dedup (queue, dedup_id, id, until) VALUES (?, ?, ?, ?)
 
 -- name: dedup_tidy
-DELETE FROM postroom_dedup WHERE queue = ?1 AND dedup_id IN
-  (SELECT dedup_id FROM postroom_dedup WHERE queue = ?1 AND until <= ?2 ORDER BY until LIMIT 20)
+DELETE FROM postroom_dedup WHERE queue = ? AND dedup_id IN
+  (SELECT dedup_id FROM postroom_dedup WHERE queue = ? AND until <= ? ORDER BY until LIMIT 20)
 
 -- name: dedup_clear
-DELETE FROM postroom_dedup WHERE queue = ?1
+DELETE FROM postroom_dedup WHERE queue = ?
 
 -- name: due
-SELECT seq, state, due_at FROM postroom_message WHERE queue = ?1 AND due_at <= ?2 ORDER BY due_at, state, seq LIMIT ?3
+SELECT seq, state, due_at FROM postroom_message WHERE queue = ? AND due_at <= ? ORDER BY due_at, state, seq LIMIT ?
 
 -- name: overdue
 SELECT seq FROM postroom_message
-WHERE queue = ?1 AND expires_at <= ?2 AND state <> 2 AND state <> 5 ORDER BY expires_at LIMIT ?3
+WHERE queue = ? AND expires_at <= ? AND state <> 2 AND state <> 5 ORDER BY expires_at LIMIT ?
 
 -- name: lapsed_locks
-SELECT session FROM postroom_session WHERE queue = ?1 AND lock_until <= ?2 ORDER BY lock_until LIMIT ?3
+SELECT session FROM postroom_session WHERE queue = ? AND lock_until <= ? ORDER BY lock_until LIMIT ?
 
 -- name: ready
 SELECT seq, id, priority, session, deliveries, lapsed, nacks, returns, visible_at, enqueued_at, expires_at, ttl, CAST(size AS INTEGER), head, record, body, body_ref,
   queue, state, due_at, claim_id, token, received_at, blocks
-FROM postroom_message WHERE queue = ?1 AND state = 1 ORDER BY priority, seq LIMIT ?2
+FROM postroom_message WHERE queue = ? AND state = 1 ORDER BY priority, seq LIMIT ?
 
 -- name: any_ready
-SELECT 1 FROM postroom_message WHERE queue = ?1 AND state = 1 LIMIT 1
+SELECT 1 FROM postroom_message WHERE queue = ? AND state = 1 LIMIT 1
 
 -- name: session_line
 -- The members of a session that wait for their turn, up to the first that nobody may overtake.
 SELECT seq, id, priority, session, deliveries, lapsed, nacks, returns, visible_at, enqueued_at, expires_at, ttl, CAST(size AS INTEGER), head, record, body, body_ref,
   queue, state, due_at, claim_id, token, received_at, blocks
-FROM postroom_message WHERE queue = ?1 AND session = ?2 AND state = ?3 AND seq > ?4 AND seq < ?5 ORDER BY seq LIMIT ?6
+FROM postroom_message WHERE queue = ? AND session = ? AND state = ? AND seq > ? AND seq < ? ORDER BY seq LIMIT ?
 
 -- name: row
 SELECT seq, id, priority, session, deliveries, lapsed, nacks, returns, visible_at, enqueued_at, expires_at, ttl, CAST(size AS INTEGER), head, record, body, body_ref,
   queue, state, due_at, claim_id, token, received_at, blocks
-FROM postroom_message WHERE seq = ?1
+FROM postroom_message WHERE seq = ?
 
 -- name: lend
 UPDATE postroom_message
@@ -229,141 +229,141 @@ SET state = 2, due_at = ?, claim_id = ?, token = ?, deliveries = deliveries + 1,
 -- name: acknowledge
 -- The whole of an acknowledge where no session looks on: the claim's id proves the lease, late or not.
 DELETE FROM postroom_message
-WHERE seq = ?1 AND queue = ?2 AND claim_id = ?3 AND session IS NULL AND blocks IS NULL RETURNING CAST(size AS INTEGER), body_ref
+WHERE seq = ? AND queue = ? AND claim_id = ? AND session IS NULL AND blocks IS NULL RETURNING CAST(size AS INTEGER), body_ref
 
 -- name: acknowledge_many
 DELETE FROM postroom_message
-WHERE seq IN (SELECT value FROM json_each(?1)) AND queue = ?2 AND claim_id = ?3 AND session IS NULL AND blocks IS NULL
+WHERE seq IN (SELECT value FROM json_each(?)) AND queue = ? AND claim_id = ? AND session IS NULL AND blocks IS NULL
 RETURNING seq, CAST(size AS INTEGER), body_ref
 
 -- name: remove
-DELETE FROM postroom_message WHERE seq = ?1
+DELETE FROM postroom_message WHERE seq = ?
 
 -- name: place
-UPDATE postroom_message SET state = ?2, due_at = ?3, visible_at = ?4 WHERE seq = ?1
+UPDATE postroom_message SET state = ?, due_at = ?, visible_at = ? WHERE seq = ?
 
 -- name: lapse
-UPDATE postroom_message SET state = ?2, due_at = NULL, visible_at = ?3, lapsed = lapsed + 1,
-  claim_id = CASE ?4 WHEN 1 THEN claim_id END
-WHERE seq = ?1
+UPDATE postroom_message SET state = ?, due_at = NULL, visible_at = ?, lapsed = lapsed + 1,
+  claim_id = CASE ? WHEN 1 THEN claim_id END
+WHERE seq = ?
 
 -- name: give_back
 UPDATE postroom_message
-SET state = ?2, due_at = ?3, visible_at = ?4, claim_id = NULL, deliveries = ?5, nacks = ?6, returns = ?7, record = ?8
-WHERE seq = ?1
+SET state = ?, due_at = ?, visible_at = ?, claim_id = NULL, deliveries = ?, nacks = ?, returns = ?, record = ?
+WHERE seq = ?
 
 -- name: extend
-UPDATE postroom_message SET due_at = ?2 WHERE seq = ?1
+UPDATE postroom_message SET due_at = ? WHERE seq = ?
 
 -- name: bury
 UPDATE postroom_message
-SET queue = ?2, state = ?3, due_at = NULL, visible_at = ?4, expires_at = NULL, claim_id = NULL, token = 0, record = ?5, blocks = ?6,
-  nacks = ?7
-WHERE seq = ?1
+SET queue = ?, state = ?, due_at = NULL, visible_at = ?, expires_at = NULL, claim_id = NULL, token = 0, record = ?, blocks = ?,
+  nacks = ?
+WHERE seq = ?
 
 -- name: revive
 UPDATE postroom_message
-SET queue = ?2, state = ?3, due_at = NULL, visible_at = ?4, expires_at = ?5, claim_id = NULL, token = 0,
+SET queue = ?, state = ?, due_at = NULL, visible_at = ?, expires_at = ?, claim_id = NULL, token = 0,
   deliveries = 0, lapsed = 0, nacks = 0, returns = 0, blocks = NULL
-WHERE seq = ?1
+WHERE seq = ?
 
 -- name: show
-UPDATE postroom_message SET state = ?2 WHERE seq = ?1
+UPDATE postroom_message SET state = ? WHERE seq = ?
 
 -- name: held_by
 -- Asked by a retried or abandoned claim only, and only when this process does not know what the claim took.
-SELECT seq FROM postroom_message WHERE queue = ?1 AND due_at > ?2 AND state = 2 AND claim_id = ?3 ORDER BY seq
+SELECT seq FROM postroom_message WHERE queue = ? AND due_at > ? AND state = 2 AND claim_id = ? ORDER BY seq
 
 -- name: session_places
 SELECT
-  EXISTS (SELECT 1 FROM postroom_session WHERE queue = ?1 AND session = ?2 AND lock_until > ?3),
-  EXISTS (SELECT 1 FROM postroom_message WHERE blocks = ?1 AND session = ?2),
-  (SELECT min(seq) FROM postroom_message WHERE queue = ?1 AND session = ?2 AND state = 1),
-  (SELECT min(seq) FROM postroom_message WHERE queue = ?1 AND session = ?2 AND state = 2),
-  (SELECT min(seq) FROM postroom_message WHERE queue = ?1 AND session = ?2 AND state = 3),
-  (SELECT min(seq) FROM postroom_message WHERE queue = ?1 AND session = ?2 AND state = 4),
-  (SELECT min(seq) FROM postroom_message WHERE queue = ?1 AND session = ?2 AND state = 5)
+  EXISTS (SELECT 1 FROM postroom_session WHERE queue = ? AND session = ? AND lock_until > ?),
+  EXISTS (SELECT 1 FROM postroom_message WHERE blocks = ? AND session = ?),
+  (SELECT min(seq) FROM postroom_message WHERE queue = ? AND session = ? AND state = 1),
+  (SELECT min(seq) FROM postroom_message WHERE queue = ? AND session = ? AND state = 2),
+  (SELECT min(seq) FROM postroom_message WHERE queue = ? AND session = ? AND state = 3),
+  (SELECT min(seq) FROM postroom_message WHERE queue = ? AND session = ? AND state = 4),
+  (SELECT min(seq) FROM postroom_message WHERE queue = ? AND session = ? AND state = 5)
 
 -- name: session_held_after
-SELECT seq FROM postroom_message WHERE queue = ?1 AND session = ?2 AND state = 2 AND seq > ?3 ORDER BY seq
+SELECT seq FROM postroom_message WHERE queue = ? AND session = ? AND state = 2 AND seq > ? ORDER BY seq
 
 -- name: session_extend
-UPDATE postroom_message SET due_at = ?3 WHERE queue = ?1 AND session = ?2 AND state = 2
+UPDATE postroom_message SET due_at = ? WHERE queue = ? AND session = ? AND state = 2
 
 -- name: first_session
 SELECT session FROM postroom_message
-WHERE queue = ?1 AND state = 1 AND session IS NOT NULL ORDER BY priority, seq LIMIT 1
+WHERE queue = ? AND state = 1 AND session IS NOT NULL ORDER BY priority, seq LIMIT 1
 
 -- name: session
-SELECT lock_token, lock_until, state, version FROM postroom_session WHERE queue = ?1 AND session = ?2
+SELECT lock_token, lock_until, state, version FROM postroom_session WHERE queue = ? AND session = ?
 
 -- name: session_lock
-INSERT INTO postroom_session (queue, session, lock_token, lock_until) VALUES (?1, ?2, ?3, ?4)
+INSERT INTO postroom_session (queue, session, lock_token, lock_until) VALUES (?, ?, ?, ?)
 ON CONFLICT (queue, session) DO UPDATE SET lock_token = excluded.lock_token, lock_until = excluded.lock_until
 
 -- name: session_renew
-UPDATE postroom_session SET lock_until = ?3 WHERE queue = ?1 AND session = ?2
+UPDATE postroom_session SET lock_until = ? WHERE queue = ? AND session = ?
 
 -- name: session_unlock
-UPDATE postroom_session SET lock_token = NULL, lock_until = NULL WHERE queue = ?1 AND session = ?2
+UPDATE postroom_session SET lock_token = NULL, lock_until = NULL WHERE queue = ? AND session = ?
 
 -- name: session_forget
-DELETE FROM postroom_session WHERE queue = ?1 AND session = ?2 AND version = 0 AND lock_until IS NULL
+DELETE FROM postroom_session WHERE queue = ? AND session = ? AND version = 0 AND lock_until IS NULL
 
 -- name: session_write
-UPDATE postroom_session SET state = ?3, version = ?4 WHERE queue = ?1 AND session = ?2
+UPDATE postroom_session SET state = ?, version = ? WHERE queue = ? AND session = ?
 
 -- name: purge_locks
-UPDATE postroom_session SET lock_token = NULL, lock_until = NULL WHERE queue = ?1
+UPDATE postroom_session SET lock_token = NULL, lock_until = NULL WHERE queue = ?
 
 -- name: purge_sessions
-DELETE FROM postroom_session WHERE queue = ?1 AND version = 0
+DELETE FROM postroom_session WHERE queue = ? AND version = 0
 
 -- name: drop_sessions
-DELETE FROM postroom_session WHERE queue = ?1
+DELETE FROM postroom_session WHERE queue = ?
 
 -- name: unblock_all
-UPDATE postroom_message SET blocks = NULL WHERE blocks = ?1
+UPDATE postroom_message SET blocks = NULL WHERE blocks = ?
 
 -- name: some_ready
-SELECT seq, CAST(size AS INTEGER), body_ref, blocks, session FROM postroom_message WHERE queue = ?1 AND state = 1 AND seq <= ?2 LIMIT ?3
+SELECT seq, CAST(size AS INTEGER), body_ref, blocks, session FROM postroom_message WHERE queue = ? AND state = 1 AND seq <= ? LIMIT ?
 
 -- name: some_due
-SELECT seq, CAST(size AS INTEGER), body_ref, blocks, session FROM postroom_message WHERE queue = ?1 AND due_at IS NOT NULL AND seq <= ?2 LIMIT ?3
+SELECT seq, CAST(size AS INTEGER), body_ref, blocks, session FROM postroom_message WHERE queue = ? AND due_at IS NOT NULL AND seq <= ? LIMIT ?
 
 -- name: some_blocked
-SELECT seq, CAST(size AS INTEGER), body_ref, blocks, session FROM postroom_message WHERE queue = ?1 AND session IS NOT NULL AND seq <= ?2 LIMIT ?3
+SELECT seq, CAST(size AS INTEGER), body_ref, blocks, session FROM postroom_message WHERE queue = ? AND session IS NOT NULL AND seq <= ? LIMIT ?
 
 -- name: priorities
 WITH RECURSIVE p (priority) AS (
-  SELECT (SELECT min(priority) FROM postroom_message WHERE queue = ?1 AND state = 1)
+  SELECT (SELECT min(priority) FROM postroom_message WHERE queue = ? AND state = 1)
   UNION ALL
-  SELECT (SELECT min(priority) FROM postroom_message WHERE queue = ?1 AND state = 1 AND priority > p.priority)
+  SELECT (SELECT min(priority) FROM postroom_message WHERE queue = ? AND state = 1 AND priority > p.priority)
   FROM p WHERE p.priority IS NOT NULL
 )
 SELECT priority FROM p WHERE priority IS NOT NULL
 
 -- name: first_of_priority
 -- With the time since when it waits: since it was due, or of one that came back since it was sent.
-SELECT seq, CASE WHEN token > 0 THEN enqueued_at ELSE visible_at END FROM postroom_message WHERE queue = ?1 AND state = 1 AND priority = ?2 ORDER BY seq LIMIT 1
+SELECT seq, CASE WHEN token > 0 THEN enqueued_at ELSE visible_at END FROM postroom_message WHERE queue = ? AND state = 1 AND priority = ? ORDER BY seq LIMIT 1
 
 -- name: first_placed
 -- What a full queue may drop beside the ready ones: scheduled, delayed and parked, the lowest seq.
-SELECT min(seq) FROM postroom_message WHERE queue = ?1 AND due_at IS NOT NULL AND state <> 2
+SELECT min(seq) FROM postroom_message WHERE queue = ? AND due_at IS NOT NULL AND state <> 2
 
 -- name: first_blocked
-SELECT min(seq) FROM postroom_message WHERE queue = ?1 AND session IS NOT NULL AND state = 3
+SELECT min(seq) FROM postroom_message WHERE queue = ? AND session IS NOT NULL AND state = 3
 
 -- name: in_time
 -- Of what time will move: how many are in flight, how many scheduled. Read from the index alone.
 SELECT count(*) FILTER (WHERE state = 2), count(*) FILTER (WHERE state IN (0, 4)) FROM postroom_message
-WHERE queue = ?1 AND due_at IS NOT NULL
+WHERE queue = ? AND due_at IS NOT NULL
 
 -- name: peek_ready
-SELECT seq FROM postroom_message WHERE queue = ?1 AND state = 1 AND priority = ?2 AND seq > ?3 ORDER BY seq LIMIT ?4
+SELECT seq FROM postroom_message WHERE queue = ? AND state = 1 AND priority = ? AND seq > ? ORDER BY seq LIMIT ?
 
 -- name: peek_due
-SELECT seq FROM postroom_message WHERE queue = ?1 AND due_at IS NOT NULL AND seq > ?2 ORDER BY seq LIMIT ?3
+SELECT seq FROM postroom_message WHERE queue = ? AND due_at IS NOT NULL AND seq > ? ORDER BY seq LIMIT ?
 
 -- name: peek_blocked
-SELECT seq FROM postroom_message WHERE queue = ?1 AND session IS NOT NULL AND state = 3 AND seq > ?2 ORDER BY seq LIMIT ?3
+SELECT seq FROM postroom_message WHERE queue = ? AND session IS NOT NULL AND state = 3 AND seq > ? ORDER BY seq LIMIT ?

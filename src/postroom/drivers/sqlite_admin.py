@@ -45,7 +45,7 @@ def _make(step: Step, name: str, rules: Rules) -> None:
 
 
 def define(step: Step, queue: Queue, rules: Rules, status: QueueStatus) -> None:
-    step.run(SQL["define_queue"], (queue.id, pack_rules(rules), str(status), step.now))
+    step.run(SQL["define_queue"], (pack_rules(rules), str(status), step.now, queue.id))
     step.count(queue.id, 0, 0)
     step.new_edition()
     step.news.changed.add(queue.id)
@@ -56,7 +56,7 @@ def info(step: Step, queue: Queue) -> Stats:
     in_flight, scheduled = step.run(SQL["in_time"], (queue.id,)).fetchone()
     since = [
         step.run(SQL["first_of_priority"], (queue.id, priority)).fetchone()[1]
-        for (priority,) in step.run(SQL["priorities"], (queue.id,)).fetchall()
+        for (priority,) in step.run(SQL["priorities"], (queue.id, queue.id)).fetchall()
     ]
     grave = step.dead_queue(queue)
     dead = 0 if grave is None else step.run(SQL["tally"], (grave.id,)).fetchone()[0]
@@ -76,7 +76,7 @@ def info(step: Step, queue: Queue) -> Stats:
 
 def peek(step: Step, queue: Queue, n: int, after: int) -> list[Delivery]:
     seqs: set[int] = set()
-    for (priority,) in step.run(SQL["priorities"], (queue.id,)).fetchall():
+    for (priority,) in step.run(SQL["priorities"], (queue.id, queue.id)).fetchall():
         seqs.update(seq for (seq,) in step.run(SQL["peek_ready"], (queue.id, priority, after, n)))
     seqs.update(seq for (seq,) in step.run(SQL["peek_due"], (queue.id, after, n)))
     if queue.sessions:
@@ -117,12 +117,10 @@ def purge_some(step: Step, queue: Queue, last: int) -> tuple[int, bool]:
 
 
 def purge_rest(step: Step, queue: Queue) -> None:
-    """What is not messages: dedup records, session locks, and the hold that dead letters have on sessions."""
+    """What is not messages: dedup records and session locks. A dead letter that holds up its session still does."""
     step.run(SQL["dedup_clear"], (queue.id,))
     step.run(SQL["purge_locks"], (queue.id,))
     step.run(SQL["purge_sessions"], (queue.id,))
-    if queue.dead is not None:
-        step.run(SQL["unblock_all"], (queue.id,))
     step.news.changed.add(queue.id)
 
 
@@ -183,7 +181,7 @@ def _revive(step: Step, dead: Queue, seq: int, target: str | None) -> Outcome:
     ttl = home.rules.ttl if row.ttl is None else row.ttl
     member = row.session is not None
     expires_at = None if ttl is None else step.now + ttl
-    step.run(SQL["revive"], (seq, home.id, BLOCKED if member else READY, step.now, expires_at))
+    step.run(SQL["revive"], (home.id, BLOCKED if member else READY, step.now, expires_at, seq))
     step.count(home.id, 1, row.size)
     step.left(dead, row)
     if row.blocks is not None:

@@ -158,7 +158,7 @@ def _take_session(taking: _Taking, session: str) -> None:
     last = 0
     while not taking.enough:
         before = taking.put_away
-        places = step.run(SQL["session_places"], (queue.id, session, step.now)).fetchone()
+        places = step.session_places(queue, session)
         if places[1]:
             return  # a dead letter holds it up, perhaps one that was buried a moment ago
         barrier = min((seq for seq in places[5:7] if seq is not None), default=_LAST)
@@ -191,7 +191,7 @@ def _take_named(taking: _Taking, wanted: SessionClaim, until: float) -> float:
     if queue.dead is None:
         raise UnsupportedError(f"{queue.name}: dead letters keep their session_id but are in no session")
     if wanted.token is None:
-        locked, _, _, held, *_ = step.run(SQL["session_places"], (queue.id, wanted.id, step.now)).fetchone()
+        locked, _, _, held, *_ = step.session_places(queue, wanted.id)
         if not locked and held is None:
             _take_session(taking, wanted.id)
         return until

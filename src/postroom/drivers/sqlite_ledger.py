@@ -163,7 +163,7 @@ class Ledger:
     def _look_at(self, id: int) -> int:
         edition: int
         self._timed = id
-        edition, counter, due, lock, expiry = self.run(SQL["look"], (id,)).fetchone()
+        edition, counter, due, lock, expiry = self.run(SQL["look"], (id, id, id)).fetchone()
         if counter > self.counter:
             self.counter = counter
         # A time may also be what somebody wrote there by hand: any text comes after all numbers, so it is never due.

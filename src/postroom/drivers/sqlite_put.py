@@ -56,7 +56,7 @@ def _put_one(step: Step, queue: Queue, envelope: Envelope) -> Put:
             return Refused(full)
     seq = step.put_rows(queue, (envelope,))
     if key is not None:
-        step.run(SQL["dedup_tidy"], (queue.id, step.now))
+        step.run(SQL["dedup_tidy"], (queue.id, queue.id, step.now))
         step.run(SQL["dedup_put"], (queue.id, key, envelope.id, step.now + rules.dedup_window))
     return Accepted(envelope.id, seq, displaced)
 
@@ -91,7 +91,7 @@ def _make_room(step: Step, queue: Queue, size: int) -> int:
 
 def _oldest(step: Step, queue: Queue) -> int | None:
     found = []
-    for (priority,) in step.run(SQL["priorities"], (queue.id,)).fetchall():
+    for (priority,) in step.run(SQL["priorities"], (queue.id, queue.id)).fetchall():
         found.append(step.run(SQL["first_of_priority"], (queue.id, priority)).fetchone()[0])
     found.append(step.run(SQL["first_placed"], (queue.id,)).fetchone()[0])
     if queue.sessions:

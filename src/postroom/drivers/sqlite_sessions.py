@@ -18,7 +18,7 @@ def lock(step: Step, queue: Queue, session: str | None, lease: float, token: str
             return None
         session = str(row[0])
     else:
-        locked, _, _, held, *_ = step.run(SQL["session_places"], (queue.id, session, step.now)).fetchone()
+        locked, _, _, held, *_ = step.session_places(queue, session)
         if locked or held is not None:
             return None
     step.mark_sessions(queue)
@@ -72,6 +72,6 @@ def set_state(
     before = get_state(step, queue, lock.id).version
     if version is not None and version != before:
         return None
-    step.run(SQL["session_write"], (queue.id, lock.id, value, before + 1))
+    step.run(SQL["session_write"], (value, before + 1, queue.id, lock.id))
     step.count(queue.id, 0, 0)
     return SessionState(value, before + 1)

@@ -194,7 +194,7 @@ def _extend(step: Step, queue: Queue, row: Row, verdict: Extend) -> Outcome:
         if lock is not None and lock[1] is not None and lock[1] > step.now:
             step.hold(queue, row.session, until)
             return Settled((), until)
-    step.run(SQL["extend"], (row.seq, until))
+    step.run(SQL["extend"], (until, row.seq))
     step.due(queue.id, until)
     return Settled((), until)
 

@@ -180,8 +180,8 @@ class Step(Ledger):
         if blocks is None and row.session is not None and queue.rules.on_dead == "block":
             blocks = queue.id
         # fmt: off
-        self.run(SQL["bury"], (row.seq, target.id, BLOCKED if member else READY, self.now,
-                               pack_record(death, history), blocks, row.nacks))
+        self.run(SQL["bury"], (target.id, BLOCKED if member else READY, self.now,
+                               pack_record(death, history), blocks, row.nacks, row.seq))
         # fmt: on
         self.count(target.id, 1, row.size)
         if row.session is not None and target.dead is not None:
@@ -195,7 +195,7 @@ class Step(Ledger):
     def park(self, queue: Queue, row: Row) -> None:
         """It should be dead and cannot be buried now: nobody gets it, and it is tried again later."""
         at = self.now + PARKING
-        self.run(SQL["give_back"], (row.seq, PARKED, at, at, row.deliveries, row.nacks, row.returns, row.record))
+        self.run(SQL["give_back"], (PARKED, at, at, row.deliveries, row.nacks, row.returns, row.record, row.seq))
         self.due(queue.id, at)
         if row.session is not None and queue.dead is not None:
             self.rehead(queue, row.session)
@@ -219,7 +219,7 @@ class Step(Ledger):
             state, due = (BLOCKED if member else READY), None
             if not member:
                 self.rings(queue.id)
-        self.run(SQL["give_back"], (row.seq, state, due, visible, deliveries, nacks, returns, record))
+        self.run(SQL["give_back"], (state, due, visible, deliveries, nacks, returns, record, row.seq))
         self.count(queue.id, 0, 0)
         if row.session is not None and member:
             self.rehead(queue, row.session)
@@ -230,20 +230,24 @@ class Step(Ledger):
 
     # --- sessions ----------------------------------------------------------------------------------------------
 
+    def session_places(self, queue: Queue, session: str) -> tuple[Any, ...]:
+        """(locked, blocked, then the lowest seq that is shown, held, waiting, delayed, parked) of a session."""
+        member = (queue.id, session)
+        found: tuple[Any, ...] = self.run(SQL["session_places"], (*member, self.now, *member * 6)).fetchone()
+        return found
+
     def rehead(self, queue: Queue, session: str) -> None:
         """Show the session's head to claims if the session is free, and only its head."""
-        locked, blocked, shown, held, waiting, delayed, parked = self.run(
-            SQL["session_places"], (queue.id, session, self.now)
-        ).fetchone()
+        locked, blocked, shown, held, waiting, delayed, parked = self.session_places(queue, session)
         head: int | None = None
         if not locked and not blocked and held is None:
             line = [seq for seq in (shown, waiting) if seq is not None]
             if line and all(seq is None or seq > min(line) for seq in (delayed, parked)):
                 head = min(line)
         if shown is not None and shown != head:
-            self.run(SQL["show"], (shown, BLOCKED))
+            self.run(SQL["show"], (BLOCKED, shown))
         if head is not None and head != shown:
-            self.run(SQL["show"], (head, READY))
+            self.run(SQL["show"], (READY, head))
             self.rings(queue.id)
 
     def fail_later(self, queue: Queue, row: Row) -> None:
@@ -257,8 +261,8 @@ class Step(Ledger):
 
     def hold(self, queue: Queue, session: str, until: float) -> None:
         """A lock, and every lease under it, now end at `until`."""
-        self.run(SQL["session_renew"], (queue.id, session, until))
-        self.run(SQL["session_extend"], (queue.id, session, until))
+        self.run(SQL["session_renew"], (until, queue.id, session))
+        self.run(SQL["session_extend"], (until, queue.id, session))
         self.count(queue.id, 0, 0)
         self.due(queue.id, until)
 
@@ -293,10 +297,10 @@ class Step(Ledger):
     def _promote(self, queue: Queue) -> list[Row]:
         """Due messages become ready and lapsed leases end. Returns the lapsed and the parked, to be judged at once."""
         now, judged, free = self.now, [], 0
-        places: list[tuple[int, int, None, float]] = []
+        places: list[tuple[int, None, float, int]] = []
         for seq, state, due_at in self.run(SQL["due"], (queue.id, now, TIDY)).fetchall():
             if not queue.sessions and state in (LATER, DELAYED):
-                places.append((seq, READY, None, due_at))
+                places.append((READY, None, due_at, seq))
                 continue
             row = self.row(seq)
             if row is None or row.state != state or row.due_at is None or row.due_at > now:
@@ -307,15 +311,15 @@ class Step(Ledger):
             if state == FLIGHT:
                 if session is not None:
                     self.fail_later(queue, row)
-                self.run(SQL["lapse"], (seq, place, now, session is None))
+                self.run(SQL["lapse"], (place, now, session is None, seq))
             else:
-                self.run(SQL["place"], (seq, place, None, due_at))
+                self.run(SQL["place"], (place, None, due_at, seq))
             if session is not None:
                 self.rehead(queue, session)
             if state in (FLIGHT, PARKED):
                 judged.append(seq)
         if places:
-            self.run_many("UPDATE postroom_message SET state = ?2, due_at = ?3, visible_at = ?4 WHERE seq = ?1", places)
+            self.run_many(SQL["place"], places)
         for (session,) in self.run(SQL["lapsed_locks"], (queue.id, now, TIDY)).fetchall():
             self.run(SQL["session_unlock"], (queue.id, session))
             self.run(SQL["session_forget"], (queue.id, session))
