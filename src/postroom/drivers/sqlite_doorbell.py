@@ -53,8 +53,7 @@ class Doorbell:
         self._thread: threading.Thread | None = None
         self._wake: tuple[socket.socket, socket.socket] | None = None
         self._parked = False
-        self._lead = threading.Lock()
-        self._leading = 0
+        self._leader: Ear | None = None
         self._nudge: tuple[socket.socket, socket.socket] | None = None
         self._lead_poll: select.poll = select.poll()
         self.guard = threading.Lock()
@@ -140,10 +139,10 @@ class Doorbell:
         poll = _poll_of(ear, self._socket)
         try:
             while not self._closed:
-                if not self._site.waited_at(self._leading):
+                if not self._site.waited_at(self._leader is not None):
                     self._parked = True
                     # In this order: whoever begins to wait now either is seen here or sees that we are parked.
-                    if not self._site.waited_at(self._leading):
+                    if not self._site.waited_at(self._leader is not None):
                         parked.poll()
                     self._parked = False
                 ready = poll.poll(self._poll * 1000)
@@ -160,11 +159,12 @@ class Doorbell:
     def lead(self, waiter: Ear, timeout: float | None) -> bool:
         """A caller's own thread does the sentry's work while it waits: that saves waking a second one. False if it
         cannot, because there are others to wake too."""
-        if self._socket is None or not self._parked or not self._lead.acquire(blocking=False):
+        # No lock, which an interrupt could leave held: should two threads come to lead at once, both do, to no harm.
+        if self._socket is None or not self._parked or self._leader is not None:
             return False
-        self._leading = 1
         end = math.inf if timeout is None else time.monotonic() + timeout
         try:
+            self._leader = waiter
             if self._nudge is None:
                 self._nudge = _pair()
                 self._lead_poll = _poll_of(self._nudge[0], self._socket)
@@ -183,8 +183,7 @@ class Doorbell:
             pass  # closed under us
         finally:
             waiter.leading = False
-            self._leading = 0
-            self._lead.release()
+            self._leader = None
             if self._site.waited_at(0):
                 self.unpark()
         return True
@@ -307,7 +306,7 @@ class Doorbell:
             self._socket = None
         if thread is not None and thread is not threading.current_thread():
             thread.join(2.0)
-        with self._lead, self.guard:
+        with self.guard:
             if self._eye is not None:
                 self._eye.close()
                 self._eye = None

@@ -42,6 +42,7 @@ class Waiting:
         self._bell: Bell | None = None
         self._until = math.inf
         self._gone = False
+        self._last = False
         self.over = False
 
     def arm(self) -> None:
@@ -56,7 +57,7 @@ class Waiting:
         now, waiter = step.now, self._waiter
         if self._deadline is None:
             self._deadline = now + self._seconds
-        if now >= self._deadline or self._closed.rung or (self._stop is not None and self._stop.rung):
+        if self._last or now >= self._deadline or self._closed.rung or (self._stop is not None and self._stop.rung):
             self.over = True
             return
         idle = queue.rules.auto_delete_on_idle
@@ -94,8 +95,10 @@ class Waiting:
         if self._io.flavour != "sync":
             self._site.waits()
         try:
-            await waiter.wait(self._clock.patience(self._until))
+            woken = await waiter.wait(self._clock.patience(self._until))
             served = True
+            # Having been as patient as the clock told us, we look once more and go, whatever it says by then.
+            self._last = not woken and self._deadline is not None and self._until >= self._deadline
         finally:
             for bell in self._others:
                 bell.leave(waiter.wake)
