@@ -239,23 +239,26 @@ def strace(options: list[str], role: Callable[..., object], **facts: Any) -> sub
 
 
 class SharedClock:
-    """One time for all processes of a test, in a file that is mapped: whoever moves it moves it for all."""
+    """One time for all processes of a test: it runs, and whoever moves it on moves it for all (the file is mapped)."""
 
     moved = None
 
     def __init__(self, path: Path | str) -> None:
         self.path = str(path)
         if not os.path.exists(self.path):
-            Path(self.path).write_bytes(struct.pack("d", 1_750_000_000.0))
+            Path(self.path).write_bytes(struct.pack("d", 1_750_000_000.0 - time.monotonic()))
         with open(self.path, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), 8)
 
     def now(self) -> float:
-        at: float = struct.unpack("d", self._map[:8])[0]
-        return at
+        return self._offset() + time.monotonic()
 
     def advance(self, seconds: float) -> None:
-        self._map[:8] = struct.pack("d", self.now() + seconds)
+        self._map[:8] = struct.pack("d", self._offset() + seconds)
+
+    def _offset(self) -> float:
+        offset: float = struct.unpack("d", self._map[:8])[0]
+        return offset
 
     def patience(self, until: float) -> float | None:
         return max(0.0, until - self.now())
