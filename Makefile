@@ -12,6 +12,8 @@ PIP_INSTALL := -m pip install -qq -c constraints.txt
 OTHER_PYTHONS := 3.12 3.13
 FAST := not slow and not faults and not soak
 WORKERS ?= 4
+# What depends on the Python that runs it. The edges are tested on one of them.
+LIBRARY := tests/core tests/flows tests/typing tests/model tests/conformance tests/drivers tests/testing
 PYTEST_OPTIONS ?=
 PINS := pyproject.toml constraints.txt
 
@@ -80,7 +82,8 @@ fast: $(VENV)/.dev
 fast-%: $(VENV)/.dev .venv-%/.tests
 	@if [ -f .venv-$*/.tests ]; then \
 		echo "fast tests on $$(.venv-$*/bin/python --version)" && \
-		.venv-$*/bin/python -m pytest $(PYTEST_OPTIONS) -q -m "$(FAST)" -n 2 --dist loadgroup -p no:cacheprovider; \
+		.venv-$*/bin/python -m pytest $(PYTEST_OPTIONS) -q -m "$(FAST)" -n 2 --dist loadgroup \
+			-p no:cacheprovider $(LIBRARY); \
 	elif tools/python-for $* >/dev/null; then \
 		echo "fast tests on Python $*: that is $(VENV) itself"; \
 	else \

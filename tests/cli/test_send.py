@@ -98,6 +98,7 @@ def test_every_line_is_a_message(cli, orders):
     assert messages[0].attributes == {"from": "test"}
 
 
+@pytest.mark.slow
 def test_lines_come_from_a_file_too_and_any_number_of_them(cli, orders, tmp_path):
     (tmp_path / "many").write_text("".join(f"{number}\n" for number in range(60_000)))
     sent = cli("send", "orders", "--lines", f"@{tmp_path}/many", "--json")

@@ -37,6 +37,7 @@ def run(page: Path, directory: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow  # a process a page, and some pages wait for leases
 @pytest.mark.parametrize("page", [p for p in PAGES if with_code(p)], ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_code_of_a_page_runs(page, tmp_path):
     ran = run(page, tmp_path)

@@ -92,6 +92,7 @@ def test_loading_the_plugin_imports_no_store_and_no_event_loop():
     assert ran.stdout.strip() == "['postroom.testing.plugin']"
 
 
+@pytest.mark.slow
 def test_a_test_file_of_a_user_finds_the_fixtures(tmp_path):
     (tmp_path / "test_it.py").write_text(
         "def test_a(postroom, assert_sent):\n"

@@ -7,6 +7,8 @@ import pytest
 
 from tests.tooling.source import ROOT
 
+pytestmark = pytest.mark.slow  # a pytest within a pytest each
+
 
 def run_in_ci(tmp_path, body, *options):
     (tmp_path / "test_it.py").write_text(f"import pytest\n{body}\n", encoding="utf-8")

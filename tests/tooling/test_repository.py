@@ -179,6 +179,7 @@ def test_the_wheel_carries_what_lies_beside_the_code(tmp_path):
         assert any(name.endswith(".sql") for name in shipped)
 
 
+@pytest.mark.slow
 def test_a_python_is_found_by_what_it_says_it_is():
     """And not by its name: a pyenv shim exists for versions that do not run."""
     script = str(ROOT / "tools/python-for")
