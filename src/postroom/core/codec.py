@@ -22,6 +22,7 @@ import json
 import math
 import sys
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any, Generic, TypeVar, Union, cast, get_args, get_origin
@@ -40,19 +41,19 @@ BINARY = "application/octet-stream"
 REFERENCE = "application/x-python-object"  # no bytes: the object itself, on a store that passes references
 
 
-class Codec(Generic[T]):
+class Codec(ABC, Generic[T]):
     """Turns bodies of one type into bytes and back."""
 
     body_type: object
     content_type: str
 
+    @abstractmethod
     def encode(self, body: T, content_type: str | None = None) -> tuple[bytes, str]:
         """(bytes, content type) of a body that fits; SerializationError for one that does not."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, data: bytes, content_type: str) -> T:
         """The body; InvalidMessageError when these bytes are none."""
-        raise NotImplementedError
 
 
 def codec_for(body_type: type[T] | object) -> Codec[T]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from heapq import heapify, heappop, heappush, nsmallest
 from itertools import count, islice
-from math import inf
 from operator import itemgetter
 
 from postroom.core.definition import QueueStatus, Rules
@@ -23,7 +22,7 @@ from postroom.core.limits import MAX_RETURNS
 from postroom.core.message import Delivery, Envelope, add_attempt
 from postroom.core.policy import smaller
 from postroom.drivers.api import TIDY
-from postroom.drivers.io import Bell
+from postroom.drivers.memory_callers import Callers
 from postroom.drivers.memory_entry import (
     BLOCKED,
     FLIGHT,
@@ -43,10 +42,11 @@ from postroom.errors import MailboxFullError
 PARKING = 30.0
 
 
-class Queue:
+class Queue(Callers):
     """One queue. Its methods are called under the store's lock, with the store's time."""
 
     def __init__(self, name: str, rules: Rules, now: float, numbers: count[int], dead: Queue | None) -> None:
+        super().__init__()
         self.name = name
         self.follow(rules, now)
         self.dead = dead  # its own dead letters; None when it is a dead-letter queue itself
@@ -54,10 +54,6 @@ class Queue:
         self.takes = self.gives = True  # what the status means, looked up with every call
         self.status = QueueStatus.ACTIVE
         self.created_at = self.touched = now
-        self.bell = Bell()  # rung when something became claimable
-        self.session_bells: dict[str, Bell] = {}
-        self.room = Bell()  # rung when a bounded queue has room again
-        self.alarm = inf  # the earliest time at which one of those who wait will look by itself
         self.dropped = 0
         self.expired = 0
         self.sessions: dict[str, Session] = {}
@@ -105,34 +101,9 @@ class Queue:
             )
         return None
 
-    # --- telling those who wait --------------------------------------------------------------------------------
-
-    def wake(self, n: int) -> None:
-        """`n` messages became claimable."""
-        if self.bell.waiters:
-            self.bell.ring(n)
-        if self.session_bells:
-            self.wake_sessions()
-
     def wake_if_session(self, entry: Entry) -> None:
         if entry.session is not None:
             self.wake(1)
-
-    def wake_sessions(self) -> None:
-        for bell in self.session_bells.values():
-            bell.ring()
-
-    def wake_all(self) -> None:
-        self.bell.ring()
-        self.room.ring()
-        self.wake_sessions()
-
-    def set_alarm(self) -> None:
-        """If something is due before any of those who wait would wake, one of them must know."""
-        due = self.next_due()
-        if due is not None and due < self.alarm:
-            self.alarm = due
-            self.bell.ring(1)
 
     # --- in ---------------------------------------------------------------------------------------------------
 
