@@ -82,6 +82,20 @@ def test_messages_are_there_when_the_file_is_opened_again(opened):
     assert (found.envelope.id, found.envelope.body, found.envelope.attributes) == ("1", b"body", {"k": "v"})
 
 
+def test_a_link_leads_to_the_file_and_to_what_lies_beside_it(shop, opened):
+    """Processes that ring for one another, or take turns at folding the log, must meet beside the same file."""
+    opened()
+    link = shop.parent / "elsewhere" / "link.db"
+    link.parent.mkdir()
+    link.symlink_to(shop)
+    driver = opened(link)
+    drive(driver.ensure("orders"))
+    drive(driver.claim("orders", 1, lease=5, wait=0.01, claim_id="a"))  # waits, and hangs out its bell
+    drive(driver.put("orders", [Envelope("1", b"x")]))
+    assert [path.name for path in link.parent.iterdir()] == ["link.db"]
+    assert len(drive(opened().claim("orders", 1, lease=5, wait=0, claim_id="b")).deliveries) == 1
+
+
 @pytest.mark.parametrize("content", [b"This is not a database. " * 100, b"x", b"SQLite format 3\0" + b"\xff" * 4096])
 def test_a_file_that_is_no_database_is_refused_untouched(shop, opened, content):
     shop.write_bytes(content)

@@ -45,7 +45,8 @@ class Store:
     """One driver's use of a file. Opens it at once, so that a wrong path fails when connecting."""
 
     def __init__(self, settings: Settings) -> None:
-        self.path = os.path.abspath(settings.path)
+        # As SQLite does: the log, the bells and the fold lock belong beside the file itself, whatever link led to it.
+        self.path = os.path.realpath(settings.path)
         self.settings = settings
         self._clock: Clock | None = settings.clock
         self._closed = False
