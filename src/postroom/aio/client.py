@@ -33,9 +33,9 @@ R = TypeVar("R")
 def connect(url: str | None = None, **options: Any) -> AsyncQueueClient:
     """A client of the store at `url`, or at POSTROOM_URL: memory://, sqlite:///shop.db, ...
 
-    Nothing is contacted before the first call. Options: `namespace` (keeps tenants apart), `max_body` (bytes; 1 MiB),
-    `backoff` (how `with msg` gives a failed message back, and after how many deliveries to the dead letters; without it
-    the queue's own limit decides), `dispatcher`, and those of the store.
+    A SQLite file is opened, and made, here; other stores are contacted at the first call. Options: `namespace` (keeps
+    tenants apart), `max_body` (bytes; 1 MiB), `backoff` (how `with msg` gives a failed message back, and after how many
+    deliveries to the dead letters; without it the queue's own limit decides), `dispatcher`, and those of the store.
     """
     link, address = open_link(url, "async", options)
     return AsyncQueueClient(link, address)
