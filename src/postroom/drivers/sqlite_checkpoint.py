@@ -46,8 +46,9 @@ class Checkpointer:
             if self._thread is None and not self._closed:
                 with self._lock:
                     if self._thread is None:
-                        self._thread = threading.Thread(target=self._work, name="postroom-checkpoint", daemon=True)
-                        self._thread.start()
+                        thread = threading.Thread(target=self._work, name="postroom-checkpoint", daemon=True)
+                        thread.start()
+                        self._thread = thread  # only now: an interrupt in between costs a second one, not the only one
 
     def _work(self) -> None:
         connection: sqlite3.Connection | None = None

@@ -72,10 +72,13 @@ class Doorbell:
         if self._thread is None and not self._closed:
             with self._lock:
                 if self._thread is None and not self._closed:
-                    self._hang_up()
-                    self._wake = _pair()
-                    self._thread = threading.Thread(target=self._watch, name="postroom-sentry", daemon=True)
-                    self._thread.start()
+                    if self._socket is None:
+                        self._hang_up()
+                    self._wake = self._wake or _pair()
+                    # Kept only once it runs: an interrupt in between costs a second sentry, not the only one.
+                    sentry = threading.Thread(target=self._watch, name="postroom-sentry", daemon=True)
+                    sentry.start()
+                    self._thread = sentry
 
     def unpark(self) -> None:
         """Somebody waits now. Cheap while the sentry is up."""
