@@ -36,14 +36,21 @@ async def reply(held: Held[T, R], body: R) -> str:
         raise MessageFinalizedError(f"{held._box.name}: message {held.id} is settled; reply before you acknowledge")
     link, name = target_of(held)
     held._replies += 1
-    envelope = answer(held, link, body, str(held._replies))
+    number = held._replies
     try:
-        [put] = await _put(link, name, envelope)
-    except QueueNotFoundError:
-        # Whoever asked is gone. That is no reason to fail the request: it was handled.
-        held._box.link.emit(ReplyDropped(name, envelope.id))
-        return envelope.id
-    return judged(link, name, put)
+        envelope = answer(held, link, body, str(number))
+        try:
+            [put] = await _put(link, name, envelope)
+        except QueueNotFoundError:
+            # Whoever asked is gone. That is no reason to fail the request: it was handled.
+            held._box.link.emit(ReplyDropped(name, envelope.id))
+            return envelope.id
+        return judged(link, name, put)
+    except BaseException:
+        # It may have arrived, its answer lost. Repeated under the same number it is known to be the same reply.
+        if held._replies == number:
+            held._replies -= 1
+        raise
 
 
 async def _put(link: Link, name: str, envelope: Envelope) -> list[Put]:

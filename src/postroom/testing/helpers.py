@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from postroom.flows.link import Box
-from postroom.flows.receive import look
+from postroom.flows.receive import body_of
 from postroom.testing.mailboxes import recorder_of
 
 
@@ -46,7 +46,7 @@ def _bodies(mailbox: object, what: str) -> list[object]:
             f"{mailbox!r} keeps no record: use a FakeMailbox or CollectingMailbox, or the fixture `postroom`"
         )
     if what == "acknowledged":
-        return [look(box, delivery).body for delivery in recording.acknowledged.get(box.name, ())]
+        return [body_of(box, delivery) for delivery in recording.acknowledged.get(box.name, ())]
     return [box.codec.decode(each.body, each.content_type) for each in recording.sent.get(box.name, ())]
 
 

@@ -8,7 +8,11 @@ assert [message.body.sku for message in orders.acknowledged] == ["A-1"]
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable
+from types import UnionType
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
 
 from postroom.aio import AsyncMailbox, AsyncMessage, AsyncQueueClient
 from postroom.client import QueueClient
@@ -23,14 +27,14 @@ from postroom.errors import InvalidParameterError, MailboxConnectionError
 from postroom.flows.held import Peeked
 from postroom.flows.ids import new_id
 from postroom.flows.link import Box, Link
-from postroom.flows.receive import look
+from postroom.flows.receive import body_of
 from postroom.mailbox import Mailbox, Message
 from postroom.testing.clock import ManualClock
 from postroom.testing.faults import Fault
 from postroom.testing.recording import Discarding, Recording
 
-T = TypeVar("T")
-R = TypeVar("R")
+T = TypeVar("T", default=Any)
+R = TypeVar("R", default=Any)
 
 
 class _Staged(Generic[T, R]):
@@ -66,9 +70,12 @@ class _Staged(Generic[T, R]):
 
     # --- what is in it -------------------------------------------------------------------------------------------
 
+    def _seen(self, deliveries: Iterable[Delivery]) -> list[Peeked[T]]:
+        return [Peeked(delivery, body_of(self._box, delivery)) for delivery in deliveries]
+
     def _all(self, queue: str) -> list[Peeked[T]]:
         drive(self._store.info(queue))  # which lets time do its work
-        return [look(self._box, delivery) for delivery in drive(self._store.peek(queue, 1 << 30))]
+        return self._seen(drive(self._store.peek(queue, 1 << 30)))
 
     def _in(self, *states: str) -> list[Peeked[T]]:
         return [seen for seen in self._all(self._box.name) if seen.state in states]
@@ -92,7 +99,7 @@ class _Staged(Generic[T, R]):
     @property
     def acknowledged(self) -> list[Peeked[T]]:
         """In the order of their acknowledging."""
-        return [look(self._box, delivery) for delivery in self._driver.acknowledged.get(self._box.name, ())]
+        return self._seen(self._driver.acknowledged.get(self._box.name, ()))
 
     @property
     def sent(self) -> list[T]:
@@ -103,10 +110,8 @@ class _Staged(Generic[T, R]):
     def sent_messages(self) -> list[Peeked[T]]:
         """The same with their ids, attributes and the rest."""
         now = self.clock.now()
-        return [
-            look(self._box, Delivery(envelope, "", 0, place + 1, now, 0.0, 0.0, state="sent"))
-            for place, envelope in enumerate(self._driver.sent.get(self._box.name, ()))
-        ]
+        sent = enumerate(self._driver.sent.get(self._box.name, ()))
+        return self._seen([Delivery(envelope, "", 0, at + 1, now, 0.0, 0.0, state="sent") for at, envelope in sent])
 
     def forget(self) -> None:
         """Empty `sent` and `acknowledged`; the messages themselves stay."""
@@ -181,9 +186,9 @@ class FakeMailbox(_Staged[T, R], Mailbox[T, R]):
     def __init__(
         self,
         name: str = "fake",
-        body_type: type[T] | Any = None,
+        body_type: type[T] | UnionType | None = None,
         *,
-        reply_type: type[R] | Any = None,
+        reply_type: type[R] | UnionType | None = None,
         clock: ManualClock | None = None,
         serialize: bool = True,
         definition: QueueDefinition | None = None,
@@ -198,9 +203,9 @@ class AsyncFakeMailbox(_Staged[T, R], AsyncMailbox[T, R]):
     def __init__(
         self,
         name: str = "fake",
-        body_type: type[T] | Any = None,
+        body_type: type[T] | UnionType | None = None,
         *,
-        reply_type: type[R] | Any = None,
+        reply_type: type[R] | UnionType | None = None,
         clock: ManualClock | None = None,
         serialize: bool = True,
         definition: QueueDefinition | None = None,
@@ -213,7 +218,11 @@ class CollectingMailbox(_Staged[T, R], Mailbox[T, R]):
     """Takes everything, checks it as production does, gives nothing back: `sent` has the bodies."""
 
     def __init__(
-        self, name: str = "collecting", body_type: type[T] | Any = None, *, reply_type: type[R] | Any = None
+        self,
+        name: str = "collecting",
+        body_type: type[T] | UnionType | None = None,
+        *,
+        reply_type: type[R] | UnionType | None = None,
     ) -> None:
         link, address = self._stage(Discarding, Inline, name, body_type, reply_type, None, True, None)
         Mailbox.__init__(self, Box(link, name, body_type, reply_type), QueueClient(link, address))
@@ -223,7 +232,11 @@ class AsyncCollectingMailbox(_Staged[T, R], AsyncMailbox[T, R]):
     """`CollectingMailbox`, awaited."""
 
     def __init__(
-        self, name: str = "collecting", body_type: type[T] | Any = None, *, reply_type: type[R] | Any = None
+        self,
+        name: str = "collecting",
+        body_type: type[T] | UnionType | None = None,
+        *,
+        reply_type: type[R] | UnionType | None = None,
     ) -> None:
         link, address = self._stage(Discarding, Awaiting, name, body_type, reply_type, None, True, None)
         AsyncMailbox.__init__(self, Box(link, name, body_type, reply_type), AsyncQueueClient(link, address))
@@ -234,7 +247,11 @@ class NullMailbox(CollectingMailbox[T, R]):
     it. Bodies are still checked."""
 
     def __init__(
-        self, name: str = "null", body_type: type[T] | Any = None, *, reply_type: type[R] | Any = None
+        self,
+        name: str = "null",
+        body_type: type[T] | UnionType | None = None,
+        *,
+        reply_type: type[R] | UnionType | None = None,
     ) -> None:
         super().__init__(name, body_type, reply_type=reply_type)
         self._driver.keeps = False
@@ -244,7 +261,11 @@ class AsyncNullMailbox(AsyncCollectingMailbox[T, R]):
     """`NullMailbox`, awaited."""
 
     def __init__(
-        self, name: str = "null", body_type: type[T] | Any = None, *, reply_type: type[R] | Any = None
+        self,
+        name: str = "null",
+        body_type: type[T] | UnionType | None = None,
+        *,
+        reply_type: type[R] | UnionType | None = None,
     ) -> None:
         super().__init__(name, body_type, reply_type=reply_type)
         self._driver.keeps = False

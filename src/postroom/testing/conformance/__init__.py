@@ -30,6 +30,7 @@ from postroom.testing.conformance.replies import Replies
 from postroom.testing.conformance.sessions import Sessions
 from postroom.testing.conformance.settling import Settling
 from postroom.testing.conformance.sharing import Sharing
+from postroom.testing.conformance.unreliable import Unreliable
 from postroom.testing.conformance.verbs import Verbs
 from postroom.testing.conformance.world import Awaited, Store, Suite, UrlStore, World
 
@@ -51,6 +52,7 @@ class Conformance(
     Sharing,
     BadInput,
     Verbs,
+    Unreliable,
     Gaps,
 ):
     """All of the suite. Subclass it with `store = YourStore`."""

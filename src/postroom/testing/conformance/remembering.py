@@ -205,7 +205,7 @@ class TimeToLive(Suite):
         await taken["nacked"].nack()
         assert await box.receive(max_messages=2) == []
         dead = await box.dead_letters.peek()
-        assert [(seen.body, seen.death and seen.death.reason) for seen in dead] == [
+        assert [(seen.body, seen.death.reason) for seen in dead] == [
             ("waiting", "expired"),
             ("nacked", "expired"),
         ]

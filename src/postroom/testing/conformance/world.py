@@ -25,7 +25,9 @@ from postroom.aio import AsyncMailbox, AsyncMessage, AsyncQueueClient, AsyncSess
 from postroom.core.capabilities import LABELS, Capabilities, Level
 from postroom.drivers.api import Driver
 from postroom.drivers.io import drive
+from postroom.flows.link import Link
 from postroom.testing.clock import ManualClock
+from postroom.testing.faults import Faulty
 
 T = TypeVar("T")
 Flavour: TypeAlias = Literal["sync", "async"]
@@ -218,6 +220,7 @@ class World:
         self._runner: asyncio.Runner | None = None if flavour == "sync" else asyncio.Runner()
         self._clients: list[Client] = []
         self._spawned: list[Spawned] = []
+        self._broken: dict[int, Client] = {}
 
     def open(self, *, flavour: Flavour | None = None, **options: Any) -> Client:
         """One more client of the store; closed after the test."""
@@ -226,6 +229,22 @@ class World:
         client = cast("Client", opened if isinstance(opened, AsyncQueueClient) else Awaited(opened))
         self._clients.append(client)
         return client
+
+    def break_at_will(self, client: Client) -> Faulty:
+        """Faults between a client and its store; `client_of` finds the client that has them."""
+        inner = client._inner if isinstance(client, Awaited) else client
+        assert isinstance(inner, (postroom.QueueClient, AsyncQueueClient))
+        faults = Faulty(inner._link.driver)
+        broken = type(inner)(Link(faults), inner._address)
+        self._broken[id(faults)] = cast("Client", broken if isinstance(broken, AsyncQueueClient) else Awaited(broken))
+        return faults
+
+    def client_of(self, faults: Faulty) -> Client:
+        return self._broken[id(faults)]
+
+    @staticmethod
+    async def call(function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        return await function(*args)
 
     def driver(self, client: Client) -> Driver:
         return client._link.driver
