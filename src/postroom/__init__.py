@@ -45,7 +45,7 @@ from postroom.errors import (
 )
 from postroom.factory import QueueConfig
 from postroom.flows.events import Overflowed, ReplyDropped, Undecodable
-from postroom.flows.held import Lease, Peeked
+from postroom.flows.held import DeadLetter, Lease, Peeked
 from postroom.flows.raw import ReceivedMessage
 from postroom.flows.redrive import Redriven
 from postroom.flows.send import SendResult
@@ -60,6 +60,7 @@ __all__ = [
     "Backoff",
     "Capabilities",
     "ConfigurationError",
+    "DeadLetter",
     "DeadLetters",
     "Death",
     "Discard",

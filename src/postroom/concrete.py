@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any
 
 import msgspec
+from typing_extensions import TypeVar
 
 from postroom.client import QueueClient
 from postroom.core import limits
@@ -16,8 +18,8 @@ from postroom.factory import Flavour, opener_of
 from postroom.flows.link import Box, Link
 from postroom.mailbox import Mailbox
 
-T = TypeVar("T")
-R = TypeVar("R")
+T = TypeVar("T", default=Any)
+R = TypeVar("R", default=Any)
 
 
 class InMemoryMailbox(Mailbox[T, R]):
@@ -27,9 +29,9 @@ class InMemoryMailbox(Mailbox[T, R]):
     def __init__(
         self,
         name: str,
-        body_type: type[T] | Any = None,
+        body_type: type[T] | UnionType | None = None,
         *,
-        reply_type: type[R] | Any = None,
+        reply_type: type[R] | UnionType | None = None,
         max_size: int | None = None,
         clock: Clock | None = None,
         serialize: bool = False,
@@ -46,10 +48,10 @@ class SqliteMailbox(Mailbox[T, R]):
     def __init__(
         self,
         name: str,
-        body_type: type[T] | Any = None,
+        body_type: type[T] | UnionType | None = None,
         *,
         path: str | os.PathLike[str],
-        reply_type: type[R] | Any = None,
+        reply_type: type[R] | UnionType | None = None,
         max_size: int | None = None,
         namespace: str = "",
         max_body: int | None = None,

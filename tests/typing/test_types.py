@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, assert_type
 
 import postroom
 from postroom import aio
+from postroom.testing import CollectingMailbox, FakeMailbox
 
 
 @dataclass
@@ -34,6 +35,9 @@ def sync_flavour(client: postroom.QueueClient) -> None:
             assert_type(message.lease.token, int)
     assert_type(orders.peek()[0].body, Order)
     assert_type(orders.dead_letters, postroom.DeadLetters[Order, Receipt])
+    for dead in orders.dead_letters.peek():
+        assert_type(dead, postroom.DeadLetter[Order])
+        assert_type(dead.death.reason, str)
     assert_type(orders.dead_letters.redrive(where=lambda dead: dead.body.sku == "A"), postroom.Redriven)
     with orders.accept_session("s") as session:
         assert_type(session.receive()[0].body, Order)
@@ -60,6 +64,19 @@ async def async_flavour(client: aio.AsyncQueueClient) -> None:
     assert_type(await orders.dead_letters.redrive(), postroom.Redriven)
     async with await orders.accept_session() as session:
         assert_type((await session.receive())[0].body, Order)
+
+
+def only_the_body_need_be_named(orders: postroom.Mailbox[Order], path: str) -> None:
+    """Who expects no replies says nothing about them."""
+    assert_type(orders, postroom.Mailbox[Order, Any])
+    assert_type(FakeMailbox("orders", Order), FakeMailbox[Order, Any])
+    assert_type(CollectingMailbox("orders", Order), CollectingMailbox[Order, Any])
+    assert_type(postroom.InMemoryMailbox("orders", Order), postroom.InMemoryMailbox[Order, Any])
+    assert_type(postroom.SqliteMailbox("orders", Order, path=path), postroom.SqliteMailbox[Order, Any])
+    assert_type(aio.AsyncInMemoryMailbox("orders", Order), aio.AsyncInMemoryMailbox[Order, Any])
+    assert_type(postroom.InMemoryMailbox("orders", Order, reply_type=Receipt), postroom.InMemoryMailbox[Order, Receipt])
+    either: postroom.InMemoryMailbox[Order | Receipt] = postroom.InMemoryMailbox("either", Order | Receipt)
+    assert_type(either.receive()[0].body, Order | Receipt)
 
 
 if TYPE_CHECKING:  # mistakes that must be seen: an ignore that hides nothing is an error itself

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any
+
+from typing_extensions import TypeVar
 
 from postroom.aio.client import AsyncQueueClient
 from postroom.aio.mailbox import AsyncMailbox
@@ -12,8 +15,8 @@ from postroom.core.address import check_name
 from postroom.drivers.clock import Clock
 from postroom.flows.link import Box
 
-T = TypeVar("T")
-R = TypeVar("R")
+T = TypeVar("T", default=Any)
+R = TypeVar("R", default=Any)
 
 
 class AsyncInMemoryMailbox(AsyncMailbox[T, R]):
@@ -22,9 +25,9 @@ class AsyncInMemoryMailbox(AsyncMailbox[T, R]):
     def __init__(
         self,
         name: str,
-        body_type: type[T] | Any = None,
+        body_type: type[T] | UnionType | None = None,
         *,
-        reply_type: type[R] | Any = None,
+        reply_type: type[R] | UnionType | None = None,
         max_size: int | None = None,
         clock: Clock | None = None,
         serialize: bool = False,
@@ -41,10 +44,10 @@ class AsyncSqliteMailbox(AsyncMailbox[T, R]):
     def __init__(
         self,
         name: str,
-        body_type: type[T] | Any = None,
+        body_type: type[T] | UnionType | None = None,
         *,
         path: str | os.PathLike[str],
-        reply_type: type[R] | Any = None,
+        reply_type: type[R] | UnionType | None = None,
         max_size: int | None = None,
         namespace: str = "",
         max_body: int | None = None,

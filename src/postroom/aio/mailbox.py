@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self
 
-from postroom.core import limits
+from typing_extensions import TypeVar
+
 from postroom.core.definition import (
     QueueInfo,
 )
@@ -16,7 +17,7 @@ from postroom.core.limits import Seconds
 from postroom.core.message import Ack
 from postroom.drivers.io import Bell
 from postroom.flows import queues, receive, redrive, reply, send, sessions, settle
-from postroom.flows.held import Held, Lease, Peeked
+from postroom.flows.held import DeadLetter, Held, Lease, Peeked
 from postroom.flows.keep import keep
 from postroom.flows.link import Box
 from postroom.flows.redrive import Redriven
@@ -27,8 +28,8 @@ from postroom.flows.settle import SettleResult
 if TYPE_CHECKING:
     from postroom.aio.client import AsyncQueueClient
 
-T = TypeVar("T")
-R = TypeVar("R")
+T = TypeVar("T", default=Any)
+R = TypeVar("R", default=Any)
 
 
 class AsyncMessage(Held[T, R]):
@@ -193,11 +194,10 @@ class AsyncMailbox(Generic[T, R]):
         """Give back in one call; a result each, aligned."""
         return await settle.nack_many(messages, visibility_timeout)
 
-    async def peek(self, max_messages: int = 10, *, after: int = 0) -> list[Peeked[T]]:
+    async def peek(self, max_messages: int = 10, *, after: int = 0) -> Sequence[Peeked[T]]:
         """Look without taking, in order of sequence numbers, from above `after`; scheduled and in-flight ones too."""
-        limits.whole(max_messages, "max_messages", 1, limits.MAX_BATCH)
-        limits.whole(after, "after", 0, 1 << 62)
-        return await receive.peek(self._box, max_messages, after)
+        found = await receive.peek(self._box, max_messages, after)
+        return [Peeked(delivery, receive.body_of(self._box, delivery)) for delivery in found]
 
     async def accept_session(
         self,
@@ -252,10 +252,16 @@ class AsyncDeadLetters(AsyncMailbox[T, R]):
         super().__init__(box)
         self._origin = origin
 
+    async def peek(self, max_messages: int = 10, *, after: int = 0) -> Sequence[DeadLetter[T]]:
+        """Look without taking, in order of sequence numbers, from above `after`."""
+        return [
+            DeadLetter(d, receive.body_of(self._box, d)) for d in await receive.peek(self._box, max_messages, after)
+        ]
+
     async def redrive(
         self,
         *,
-        where: Callable[[Peeked[T]], bool] | None = None,
+        where: Callable[[DeadLetter[T]], bool] | None = None,
         limit: int | None = None,
         rate: float | None = None,
         dry_run: bool = False,

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Any, Generic
 
 import msgspec
+from typing_extensions import TypeVar
 
 from postroom.core.message import Attempt, Death, Delivery
 from postroom.flows.link import Box
 
-T = TypeVar("T")
-R = TypeVar("R")
+T = TypeVar("T", default=Any)
+R = TypeVar("R", default=Any)
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 
@@ -205,4 +206,21 @@ class Peeked(Generic[T]):
         return self._delivery.death
 
     def __repr__(self) -> str:
-        return f"<Peeked {self.id}, {self.state}, delivered {self.delivery_count} times>"
+        return f"<{type(self).__name__} {self.id}, {self.state}, delivered {self.delivery_count} times>"
+
+
+class DeadLetter(Peeked[T]):
+    """A dead letter that was looked at. `body` is bytes where it would not decode."""
+
+    __slots__ = ()
+
+    @property
+    def death(self) -> Death:
+        """Why, where and when it died. Of one that was sent to the dead-letter queue by hand the reason is empty."""
+        seen = self._delivery
+        return seen.death or Death("", "", "", seen.enqueued_at, seen.attempt)
+
+    @property
+    def reason(self) -> str:
+        """max_deliveries, expired, undecodable, or what was said when it was rejected."""
+        return self.death.reason

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 from weakref import WeakSet
+
+from typing_extensions import TypeVar
 
 from postroom.core.address import check_queue, dead_letters_of, is_dead_letters, origin_of
 from postroom.core.codec import Codec, Reference, codec_for
@@ -23,8 +25,8 @@ from postroom.errors import MailboxConnectionError
 from postroom.flows.coalesce import Gatherer
 from postroom.flows.events import Emit
 
-T = TypeVar("T")
-R = TypeVar("R")
+T = TypeVar("T", default=Any)
+R = TypeVar("R", default=Any)
 
 
 def _nobody(event: object) -> None:

@@ -15,7 +15,6 @@ from postroom.core.message import Bury, Claimed, Delivery, Refused, Return, Sess
 from postroom.drivers.io import Bell
 from postroom.errors import InvalidMessageError, InvalidParameterError, MailboxError, UnsupportedError
 from postroom.flows.events import Undecodable
-from postroom.flows.held import Peeked
 from postroom.flows.ids import new_token
 from postroom.flows.link import Box, Link, open_box
 
@@ -153,21 +152,24 @@ async def _give_back(link: Link, queue: str, deliveries: Sequence[Delivery]) -> 
         pass  # the store is away: the leases lapse by themselves
 
 
-async def peek(box: Box[T, R], n: int, after: int) -> list[Peeked[T]]:
+async def peek(box: Box[T, R], n: int, after: int) -> list[Delivery]:
     """Look at up to `n` messages, in order of their sequence numbers, without taking them."""
+    limits.whole(n, "max_messages", 1, limits.MAX_BATCH)
+    limits.whole(after, "after", 0, 1 << 62)
     if not box.ready:
         await open_box(box)
-    return [look(box, delivery) for delivery in await box.driver.peek(box.name, n, after=after)]
+    return await box.driver.peek(box.name, n, after=after)
 
 
-def look(box: Box[T, R], delivery: Delivery) -> Peeked[T]:
+def body_of(box: Box[T, R], delivery: Delivery) -> T:
+    """The body of a message that is only looked at: its bytes where it cannot be decoded."""
     envelope = delivery.envelope
     try:
         if envelope.fault is not None:
             raise InvalidMessageError(envelope.fault)
-        return Peeked(delivery, box.codec.decode(envelope.body, envelope.content_type))
+        return box.codec.decode(envelope.body, envelope.content_type)
     except InvalidMessageError:
-        return Peeked(delivery, envelope.body)  # type: ignore[arg-type]  # documented: bytes where undecodable
+        return envelope.body  # type: ignore[return-value]  # documented: bytes where undecodable
 
 
 def check(

@@ -15,9 +15,9 @@ from postroom.core.address import check_name, is_dead_letters, origin_of
 from postroom.core.message import Refused, Settled
 from postroom.drivers.io import sleep
 from postroom.errors import InvalidParameterError, MailboxError
-from postroom.flows.held import Peeked
+from postroom.flows.held import DeadLetter
 from postroom.flows.link import Box, open_box
-from postroom.flows.receive import look
+from postroom.flows.receive import body_of
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -38,7 +38,7 @@ class Redriven:
 async def redrive(
     box: Box[T, R],
     origin: str,
-    where: Callable[[Peeked[T]], bool] | None,
+    where: Callable[[DeadLetter[T]], bool] | None,
     limit: int | None,
     rate: float | None,
     dry_run: bool,
@@ -70,7 +70,7 @@ async def redrive(
             if delivery.death is not None
             and (is_dead_letters(box.name) or delivery.death.source == own)
             and delivery.state != "in_flight"
-            and (where is None or where(look(box, delivery)))
+            and (where is None or where(DeadLetter(delivery, body_of(box, delivery))))
         ]
         if limit is not None:
             chosen = chosen[: limit - moved]

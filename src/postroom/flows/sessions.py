@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
+
+from typing_extensions import TypeVar
 
 from postroom.core import limits
 from postroom.core.limits import Seconds
@@ -19,8 +21,8 @@ from postroom.flows.ids import new_token
 from postroom.flows.link import Box, open_box
 from postroom.flows.receive import receive
 
-T = TypeVar("T")
-R = TypeVar("R")
+T = TypeVar("T", default=Any)
+R = TypeVar("R", default=Any)
 
 MAX_STATE = 256 << 10
 

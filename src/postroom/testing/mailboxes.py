@@ -24,7 +24,7 @@ from postroom.drivers.io import Awaiting, Inline, drive
 from postroom.drivers.memory import MemoryDriver, MemoryStore
 from postroom.drivers.memory_entry import Past
 from postroom.errors import InvalidParameterError, MailboxConnectionError
-from postroom.flows.held import Peeked
+from postroom.flows.held import DeadLetter, Peeked
 from postroom.flows.ids import new_id
 from postroom.flows.link import Box, Link
 from postroom.flows.receive import body_of
@@ -73,12 +73,10 @@ class _Staged(Generic[T, R]):
     def _seen(self, deliveries: Iterable[Delivery]) -> list[Peeked[T]]:
         return [Peeked(delivery, body_of(self._box, delivery)) for delivery in deliveries]
 
-    def _all(self, queue: str) -> list[Peeked[T]]:
-        drive(self._store.info(queue))  # which lets time do its work
-        return self._seen(drive(self._store.peek(queue, 1 << 30)))
-
     def _in(self, *states: str) -> list[Peeked[T]]:
-        return [seen for seen in self._all(self._box.name) if seen.state in states]
+        drive(self._store.info(self._box.name))  # which lets time do its work
+        stored = drive(self._store.peek(self._box.name, 1 << 30))
+        return self._seen([delivery for delivery in stored if delivery.state in states])
 
     @property
     def ready(self) -> list[Peeked[T]]:
@@ -93,8 +91,10 @@ class _Staged(Generic[T, R]):
         return self._in("in_flight")
 
     @property
-    def dead(self) -> list[Peeked[T]]:
-        return self._all(self._box.name + "!dead")
+    def dead(self) -> list[DeadLetter[T]]:
+        drive(self._store.info(self._box.name))  # which lets time do its work
+        graves = drive(self._store.peek(self._box.name + "!dead", 1 << 30))
+        return [DeadLetter(delivery, body_of(self._box, delivery)) for delivery in graves]
 
     @property
     def acknowledged(self) -> list[Peeked[T]]:
