@@ -1,6 +1,5 @@
 """The checker is a test of others, so it is tested first: each rule catches the history that breaks it, and only it."""
 
-import json
 import os
 import threading
 
@@ -264,8 +263,15 @@ def test_lines_of_many_writers_are_never_torn(tmp_path):
         writer.join()
     log = History(tmp_path / "history")
     assert len(log.events()) == 200
-    os.write(log._fd, b'{"half"')
+    log.close()
+
+
+def test_a_line_torn_by_a_kill_spoils_no_other_and_without_a_kill_it_is_an_error(tmp_path):
+    log = History(tmp_path / "history")
+    os.write(log._fd, b'\n{"half')
+    log.note("sending", key="a")
     with pytest.raises(AssertionError, match="torn"):
         log.events()
+    log.note("struck", fault="kill")
+    assert [event["event"] for event in log.events()] == ["sending", "struck"]
     log.close()
-    assert json.loads((tmp_path / "history").read_bytes().split(b"\n")[0])["event"] == "sending"

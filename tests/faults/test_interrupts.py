@@ -24,7 +24,6 @@ import postroom
 from tests.faults.checker import prove
 from tests.faults.rig import (
     PATIENCE,
-    ROOT,
     Line,
     Nursery,
     Place,
@@ -37,7 +36,7 @@ from tests.faults.rig import (
 
 pytestmark = pytest.mark.faults
 
-LIBRARY = str(ROOT / "src" / "postroom")
+LIBRARY = os.path.dirname(postroom.__file__)
 LEASE = 30.0
 SOON = PATIENCE / 4
 
