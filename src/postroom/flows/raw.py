@@ -189,7 +189,8 @@ async def _readable(link: Link, queue: str, deliveries: Sequence[Delivery]) -> l
 
 
 async def peek(link: Link, queue: str, n: int, after: int) -> list[ReceivedMessage]:
-    limits.whole(n, "max_messages", 1, limits.MAX_BATCH)
+    check_queue(queue)
+    receiving.check_peek(link, n, after)
     return [received(link, queue, delivery) for delivery in await link.driver.peek(queue, n, after=after)]
 
 

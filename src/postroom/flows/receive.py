@@ -154,11 +154,18 @@ async def _give_back(link: Link, queue: str, deliveries: Sequence[Delivery]) -> 
 
 async def peek(box: Box[T, R], n: int, after: int) -> list[Delivery]:
     """Look at up to `n` messages, in order of their sequence numbers, without taking them."""
-    limits.whole(n, "max_messages", 1, limits.MAX_BATCH)
-    limits.whole(after, "after", 0, 1 << 62)
+    check_peek(box.link, n, after)
     if not box.ready:
         await open_box(box)
     return await box.driver.peek(box.name, n, after=after)
+
+
+def check_peek(link: Link, n: int, after: int) -> None:
+    limits.whole(n, "max_messages", 1, limits.MAX_BATCH)
+    limits.whole(after, "after", 0, 1 << 62)
+    store = link.driver.capabilities
+    if not store.can("peek"):
+        raise UnsupportedError(f"{store.store} cannot show messages without taking them; receive them instead")
 
 
 def body_of(box: Box[T, R], delivery: Delivery) -> T:

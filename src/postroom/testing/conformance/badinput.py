@@ -153,11 +153,14 @@ class BadInput(Suite):
             with pytest.raises(InvalidParameterError):
                 await box.acknowledge_many(wrong)  # type: ignore[arg-type]  # what the test is about
 
-    async def test_a_wrong_peek_is_refused(self, box: Box) -> None:
+    async def test_a_wrong_peek_is_refused(self, box: Box, client: Client) -> None:
+        await box.approximate_count()
         for wrong in NO_COUNT:
             await refused(InvalidParameterError, box.peek, wrong)
         for wrong in (-1, True, 1.5, None, "1"):
             await refused(InvalidParameterError, box.peek, after=wrong)
+            await refused(InvalidParameterError, client.peek, "box", after=wrong)
+        await refused(InvalidParameterError, client.peek, "a:b")
 
     async def test_a_wrong_session_request_is_refused(self, box: Box, world: World) -> None:
         world.needs("sessions")
