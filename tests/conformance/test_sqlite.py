@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from postroom.testing.conformance import Conformance, UrlStore
+from postroom.testing.conformance.world import Flavour
 
 
 class InMemoryFile(UrlStore):
@@ -33,6 +34,11 @@ class OnDisk(UrlStore):
 
 class TestSqlite(Conformance):
     store = InMemoryFile
+
+    # The async flavour is the same statements in threads: quickly only what is about tasks, the rest in `make test`.
+    @pytest.fixture(params=["sync", pytest.param("async", marks=pytest.mark.slow)])
+    def flavour(self, request: pytest.FixtureRequest) -> Flavour:
+        return request.param
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ from tests.model.reference import Reference, Row
 Q = "q"
 WORDS = {Settled: "settled", Stale: "stale", Gone: "gone"}
 short = st.integers(0, 4)
-sessions = st.sampled_from([None, None, "a", "b"])
+sessions = st.sampled_from([None, None, "a", "a", "b"])
 
 
 class Machine(RuleBasedStateMachine):
