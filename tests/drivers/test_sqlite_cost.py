@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -27,21 +28,21 @@ def plan(database: sqlite3.Connection, sql: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def empty():
-    database = sqlite3.connect(":memory:")
-    database.executescript(SQL["create"])
-    return database
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.executescript(SQL["create"])
+        yield database
 
 
 @pytest.fixture(scope="module")
 def analyzed():
     """An application may have run ANALYZE over its database, which changes what SQLite expects of an index."""
-    database = sqlite3.connect(":memory:", isolation_level=None)
-    database.executescript(SQL["create"])
-    rows = [(i, 1, 1, 10, None, 1.0, 1.0, None, None, None, 1, str(i), None, b"", None) for i in range(1, 5000)]
-    rows += [(i, 2, 2, 10, 5.0, 1.0, 1.0, 9.0, 8.0, "S", 1, str(i), None, b"", None) for i in range(5000, 5100)]
-    database.executemany(SQL["put"], rows)
-    database.execute("ANALYZE")
-    return database
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
+        database.executescript(SQL["create"])
+        rows = [(i, 1, 1, 10, None, 1.0, 1.0, None, None, None, 1, str(i), None, b"", None) for i in range(1, 5000)]
+        rows += [(i, 2, 2, 10, 5.0, 1.0, 1.0, 9.0, 8.0, "S", 1, str(i), None, b"", None) for i in range(5000, 5100)]
+        database.executemany(SQL["put"], rows)
+        database.execute("ANALYZE")
+        yield database
 
 
 @pytest.mark.parametrize("name", sorted(SQL.keys() - {"create"}))

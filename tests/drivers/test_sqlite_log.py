@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
@@ -68,16 +69,15 @@ def test_a_long_reader_lets_the_log_grow_and_loses_nothing(shop, driver, monkeyp
 def test_only_one_process_folds_at_a_time(shop, driver, monkeypatch):
     checkpointer = driver.store.site.checkpointer
     monkeypatch.setattr(checkpointer, "_serialise", True)
-    connection = sqlite3.connect(shop)
-    with checkpointer.turn(wait=False) as ours:
-        assert ours
-        done = []
-        other = threading.Thread(target=lambda: done.append(checkpointer.fold(sqlite3.connect(shop))))
-        other.start()
-        other.join(10)
-        assert done == [False]
-    assert checkpointer.fold(connection)
-    connection.close()
+    with closing(sqlite3.connect(shop, check_same_thread=False)) as connection:
+        with checkpointer.turn(wait=False) as ours:
+            assert ours
+            done = []
+            other = threading.Thread(target=lambda: done.append(checkpointer.fold(connection)))
+            other.start()
+            other.join(10)
+            assert done == [False]
+        assert checkpointer.fold(connection)
     assert shop.with_name("shop.db-fold").stat().st_mode & 0o777 == 0o600
 
 

@@ -209,6 +209,46 @@ def test_parent_and_child_both_go_on_after_a_fork(place: Place, nursery: Nursery
     place.is_sound()
 
 
+def leaves_before_its_child(line: Line, directory: str, by: str) -> None:
+    """A daemon: the child goes on with what it inherited, the parent closes and others come meanwhile."""
+    with Place(directory, by, sync=False) as place:
+        box = place.box()
+        use(place.log, box, "before", 3)
+        began, begin = os.pipe()
+        left, leave = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                own = History(place.log.path, "child", sync=False)
+                send(own, box, "child")
+                os.write(begin, b"x")
+                os.read(left, 1)
+                for n in range(20):
+                    send(own, box, f"child-{n}")
+                code = 0
+            finally:
+                os._exit(code)
+        os.read(began, 1)
+        place._clients[0].close()
+        with postroom.connect(place.url) as another:  # comes and goes as the last one, as far as it can see
+            send(place.log, another.mailbox("box"), "another")
+        os.write(leave, b"x")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        place.log.note("struck", fault="fork", unseen_claims=0)
+    line.say("done")
+
+
+def test_a_child_that_outlives_its_parents_connection_loses_nothing(place: Place, nursery: Nursery) -> None:
+    child = nursery.spawn(leaves_before_its_child, directory=str(place.directory), by="parent")
+    child.hear_until("done")
+    child.finish()
+    place.drain(place.box())
+    report = prove(place.log, "fork")
+    assert report.left == 0
+    place.is_sound()
+
+
 def forked_by_multiprocessing(box: object, path: str, name: str) -> None:
     use(History(path, name, sync=False), box, name, 10)
 

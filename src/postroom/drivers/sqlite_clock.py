@@ -54,19 +54,28 @@ class StoreClock:
         self._boot = boot if boot is not None else boot_name()
         self.now: Callable[[], float] = wall
 
-    def start(self, run: Callable[..., sqlite3.Cursor]) -> bool:
-        """Read this boot's offset, or, first in a boot, write it. Called in a write transaction; True if it wrote."""
-        latest: float = run("SELECT max(touched_at) FROM postroom_tally").fetchone()[0]
+    def read(self, run: Callable[..., sqlite3.Cursor]) -> bool:
+        """Take over this boot's offset from the file; False if nobody has opened the file in this boot."""
         ticks, boot = self._ticks, self._boot
         if ticks is None or boot is None:
-            self.now = _never_back(self._wall, latest)
+            self.now = _never_back(self._wall, run("SELECT max(touched_at) FROM postroom_tally").fetchone()[0])
+            return True
+        row = run("SELECT value FROM postroom_store WHERE name = ?", (f"clock:{boot}",)).fetchone()
+        if row is None:
             return False
-        key = f"clock:{boot}"
-        row = run("SELECT value FROM postroom_store WHERE name = ?", (key,)).fetchone()
-        offset: float = row[0] if row is not None else max(self._wall(), latest) - ticks()
+        offset: float = row[0]
         self.now = lambda: ticks() + offset
-        if row is not None:
+        return True
+
+    def start(self, run: Callable[..., sqlite3.Cursor]) -> bool:
+        """Read this boot's offset, or, first in a boot, write it. Called in a write transaction; True if it wrote."""
+        ticks, boot = self._ticks, self._boot
+        if self.read(run) or ticks is None:
             return False
+        latest: float = run("SELECT max(touched_at) FROM postroom_tally").fetchone()[0]
+        offset = max(self._wall(), latest) - ticks()
+        self.now = lambda: ticks() + offset
+        key = f"clock:{boot}"
         run("INSERT INTO postroom_store (name, value) VALUES (?, ?)", (key, offset))
         # Offsets rise from boot to boot as the boot-time clock starts at 0: the lowest are the oldest.
         run(

@@ -222,10 +222,10 @@ def translate(error: sqlite3.Error, path: str) -> MailboxError:
                 code=name,
             )
         case sqlite3.SQLITE_FULL:
-            return ServiceUnavailableError(f"{text}: no room on the disk; nothing was stored. Make room", code=name)
+            return ServiceUnavailableError(f"{text}: no room on the disk; nothing was changed. Make room", code=name)
         case sqlite3.SQLITE_IOERR:
             return ServiceUnavailableError(
-                f"{text}: the disk failed; nothing was stored. Look at the disk and the kernel's log", code=name
+                f"{text}: the disk failed; nothing was changed. Look at the disk and the kernel's log", code=name
             )
         case sqlite3.SQLITE_NOMEM:
             return ServiceUnavailableError(f"{text}: out of memory; nothing was changed", code=name)

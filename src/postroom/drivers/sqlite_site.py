@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import os
 import sqlite3
+import struct
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -18,6 +20,9 @@ from postroom.drivers.io import Bell
 from postroom.drivers.sqlite_checkpoint import Checkpointer
 from postroom.drivers.sqlite_doorbell import Doorbell, Ear
 from postroom.drivers.sqlite_ledger import News
+
+if sys.platform == "linux":
+    import fcntl
 
 FENCE = 60.0
 _FORK_PATIENCE = 10.0
@@ -65,6 +70,8 @@ class Site:
         self.users = 0
         self.lock = threading.Lock()
         self.readers: list[threading.Lock] = []  # one a driver: held while it reads
+        self.connections: list[sqlite3.Connection] = []  # all of this process, so that a forked child can close them
+        self.quiet = True  # no thread was within SQLite when this process was forked
         self.posts: dict[int, Post] = {}
         self.fences: dict[str, float] = {}
         self.claims: OrderedDict[str, list[int]] = OrderedDict()
@@ -152,6 +159,23 @@ class Site:
         if self.checkpointer is not None:
             self.checkpointer.close()
 
+    def disown(self, path: str) -> None:
+        """In a forked child, before it opens the file itself: close the parent's connections.
+
+        SQLite keeps one table of locks a file and process. The child inherits the table and not the locks: beside a
+        connection of the parent its own ones would believe they hold what they do not, and whoever else closes the file
+        would take himself for the last and delete the log the child writes to.
+        """
+        if not self.connections:
+            return  # done by another driver: to open and close the file now would drop the locks that one holds
+        if not self.quiet:
+            return  # a thread was within SQLite when we were forked, and its mutexes are taken for good
+        mark = _mark_used(path, self.key)
+        while self.connections:
+            self.connections.pop().close()
+        if mark >= 0:
+            os.close(mark)
+
     # --- claims of this process, by id ---------------------------------------------------------------------------
 
     def remember(self, claim_id: str, deliveries: Sequence[Delivery]) -> None:
@@ -171,6 +195,28 @@ class Site:
     def fenced(self, claim_id: str, now: float) -> bool:
         return self.fences.get(claim_id, 0.0) > now
 
+
+def _mark_used(path: str, key: object) -> int:
+    """A descriptor whose own lock tells SQLite, also in this process, that others use the file; -1 where there is none.
+
+    Without it the last connection to be closed would fold and delete a log that may be another's by now.
+    """
+    if sys.platform != "linux":
+        return -1
+    try:
+        mark = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    found = os.fstat(mark)
+    if (found.st_dev, found.st_ino) == key:
+        try:
+            fcntl.fcntl(mark, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, *_SHARED, 0))
+        except OSError:
+            pass  # somebody has the file for himself, so we shall not
+    return mark
+
+
+_SHARED = (0x40000002, 510)  # the bytes of a file that SQLite locks for as long as it is open: place, length
 
 _sites: dict[object, Site] = {}
 _sites_lock = threading.Lock()
@@ -200,9 +246,12 @@ def leave(site: Site) -> bool:
 # A fork copies SQLite's own mutexes too, as they are in that moment: if another thread is within SQLite then, the child
 # would wait for it for ever at its first call. So whoever forks first waits until none of our threads is.
 _held: list[threading.Lock] = []
+_quiet = True
 
 
 def _before_fork() -> None:
+    global _quiet
+    _quiet = True
     _take(_sites_lock)
     for site in list(_sites.values()):
         for lock in site.guards():
@@ -210,8 +259,11 @@ def _before_fork() -> None:
 
 
 def _take(lock: threading.Lock) -> None:
+    global _quiet
     if lock.acquire(timeout=_FORK_PATIENCE):
         _held.append(lock)
+    else:
+        _quiet = False
 
 
 def _after_fork() -> None:
@@ -225,6 +277,7 @@ def _after_fork_in_child() -> None:
     _after_fork()
     _sites_lock = threading.Lock()
     for site in _sites.values():
+        site.quiet = _quiet
         if site.doorbell is not None:
             site.doorbell.forget()
     _sites.clear()

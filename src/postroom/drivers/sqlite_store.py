@@ -26,8 +26,8 @@ T = TypeVar("T")
 _BOOT_GAP = 1 << 20
 _PATIENCE = 0.0002  # seconds between tries for the write lock of another process, on average
 
-# Connections of a parent process. A forked child must neither use nor close them: closing any descriptor of a file
-# drops the locks, and the last close would fold the log under the parent's feet. So the child lets them leak.
+# Connections of a parent process. A forked child must not use them, nor may Python close them whenever it likes; see
+# `Site.disown` for when and how the child does.
 _leaked: list[object] = []
 _forking = threading.Lock()
 
@@ -62,27 +62,36 @@ class Store:
         self._catalog = Catalog(self.settings.namespace)
         self._read_catalog = Catalog(self.settings.namespace)
         self._full = False
+        self._ours: list[sqlite3.Connection] = []
         try:
-            self._writer = self._connect(0.0)
+            self._writer = self._connect(self.settings.busy_timeout)  # opening waits: one who leaves has the file alone
+            self._writer.execute("PRAGMA busy_timeout = 0")  # from here on `_persist` does
             self._reader = self._connect(self.settings.busy_timeout)
             self._reader.execute("PRAGMA query_only = ON")
             self._equip()
             self.clock: Clock = self._clock if self._clock is not None else self._start_clock()
         except BaseException:
-            leave(self.site)
+            self._leave()
             raise
 
     def _connect(self, busy_timeout: float) -> sqlite3.Connection:
         try:
-            return connect(self.path, busy_timeout)
+            connection = connect(self.path, busy_timeout)
         except sqlite3.Error as error:
             raise translate(error, self.path) from error
+        self._ours.append(connection)
+        self.site.connections.append(connection)
+        return connection
 
     def _equip(self) -> None:
-        def connect_here() -> sqlite3.Connection:
-            return connect(self.path, self.settings.busy_timeout)
+        site = self.site
 
-        self.site.equip(self.path, self.settings.safety_poll, self.now, connect_here)
+        def connect_here() -> sqlite3.Connection:
+            connection = connect(self.path, self.settings.busy_timeout)
+            site.connections.append(connection)
+            return connection
+
+        site.equip(self.path, self.settings.safety_poll, self.now, connect_here)
 
     def _start_clock(self) -> Clock:
         clock = StoreClock()
@@ -95,7 +104,9 @@ class Store:
                 step.now = clock.now()
 
         self.clock = clock
-        self.write(start, full=True)
+        # Whoever only looks must not have to wait for the write lock: only the first in a boot has something to write.
+        if not self.read(lambda step: clock.read(step.run)):
+            self.write(start, full=True)
         return clock
 
     def now(self) -> float:
@@ -212,6 +223,7 @@ class Store:
         with _forking:
             if self._pid != os.getpid():
                 _leaked.append((self._writer, self._reader, self.site))
+                self.site.disown(self.path)
                 self._open()
 
     def close(self) -> None:
@@ -222,9 +234,14 @@ class Store:
         if self._pid != os.getpid():
             _leaked.append((self._writer, self._reader, self.site))
             return
+        self._leave()
+
+    def _leave(self) -> None:
         with self.site.lock, self._reading:
-            self._reader.close()
-            self._writer.close()
+            while self._ours:
+                connection = self._ours.pop()
+                connection.close()
+                self.site.connections.remove(connection)
         self.site.readers.remove(self._reading)
         if leave(self.site):
             self.site.close()
