@@ -19,7 +19,8 @@ PINS := pyproject.toml constraints.txt
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export NO_MKDOCS_2_WARNING := 1
-unexport PYTHONPATH PYTHONHOME
+# Without bytecode on disk each of the many processes that the tests start would compile the library anew.
+unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 # Keep the lines of one step together where make can (4.0 and newer).
 GROUPED := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
