@@ -119,6 +119,45 @@ def test_drop_removes_the_chosen_and_leaves_the_others_as_they_were(cli, orders,
     assert orders.dead_letters.info().in_flight == 0
 
 
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_redrive_says_in_a_pipe_too_what_it_did(cli, orders, dead, dry):
+    told = cli("dlq", "redrive", "orders", "--reason", "no*", *dry)
+    verb = "would go" if dry else "went"
+    assert (told.code, told.out) == (0, f"orders: 2 dead letters {verb} back to work, 1 not chosen\n")
+
+
+@pytest.mark.parametrize("command", [("redrive",), ("redrive", "--dry-run"), ("redrive", "--json"), ("drop", "--yes")])
+def test_an_id_that_is_not_there_is_exit_code_3(cli, orders, dead, command):
+    missing = cli("dlq", command[0], "orders", *command[1:], "--id", "nobody")
+    assert (missing.code, missing.out != "") == (3, True)
+    assert "no dead letter nobody" in missing.err
+    assert left(orders) == list(dead)
+
+
+@pytest.mark.parametrize("command", [("redrive",), ("drop", "--yes")])
+def test_an_id_that_is_not_there_does_not_hold_up_the_others(cli, orders, dead, command):
+    first, *rest = dead
+    partly = cli("dlq", command[0], "orders", *command[1:], "--id", first, "--id", "nobody")
+    assert (partly.code, partly.err.count("\n"), left(orders)) == (5, 1, rest)
+
+
+@pytest.mark.parametrize("command", [("redrive",), ("drop", "--yes")])
+def test_where_none_fits_it_is_exit_code_3(cli, orders, dead, command):
+    assert cli("dlq", command[0], "orders", *command[1:], "--reason", "boredom").code == 3
+    assert left(orders) == list(dead)
+
+
+def test_nothing_to_redrive_is_exit_code_3(cli, orders):
+    nothing = cli("dlq", "redrive", "orders")
+    assert (nothing.code, nothing.out) == (3, "orders: 0 dead letters went back to work, 0 not chosen\n")
+
+
+def test_drop_and_purge_say_in_a_pipe_too_what_they_did(cli, orders, dead):
+    assert cli("dlq", "drop", "orders", "--reason", "fault", "--yes").out == "orders: 1 dead letter dropped\n"
+    assert cli("dlq", "purge", "orders", "--yes").out == "orders: 2 dead letters removed\n"
+    assert cli("dlq", "purge", "orders", "--yes") == (0, "orders: 0 dead letters removed\n", "")
+
+
 def test_drop_wants_a_choice_and_a_yes(cli, orders, dead):
     assert cli("dlq", "drop", "orders", "--yes").code == 2
     assert cli("dlq", "drop", "orders", "--reason", "*").code == 2
@@ -133,8 +172,6 @@ def test_what_somebody_holds_is_not_dropped(cli, orders, dead):
 
 
 def test_a_shared_dead_letter_queue_keeps_the_letters_of_others(cli, client):
-    assert "'postroom create morgue' makes it" in cli("create", "early", "--dead-letter-queue", "morgue").err
-    cli("create", "morgue")
     for name in ("one", "two"):
         cli("create", name, "--dead-letter-queue", "morgue")
         box = client.mailbox(name, bytes)

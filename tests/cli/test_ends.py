@@ -63,6 +63,16 @@ def test_a_foreign_file_is_refused_untouched(cli, tmp_path):
     assert (tmp_path / "mail.db").read_bytes() == b"this is a shopping list" * 100
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+@pytest.mark.parametrize("command", [("ls",), ("info", "orders"), ("send", "orders", "x"), ("ls", "--json")])
+def test_output_that_cannot_be_written_is_one_line_and_exit_code_1(orders, command):
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([*PROGRAM, *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("postroom: cannot write the output: No space left on device")
+    assert ("; the message was sent, as " in done.stderr) == (command[0] == "send"), "or a script sends it again"
+
+
 def test_no_store_is_a_usage_error(cli, monkeypatch):
     monkeypatch.delenv("POSTROOM_URL")
     refused = cli("ls")

@@ -2,6 +2,10 @@
 
 import dataclasses
 import os
+import re
+import shutil
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -118,6 +122,48 @@ def test_doctor_points_at_what_needs_care(cli, orders, client, tmp_path):
     assert any("postroom dlq ls orders" in text for text in notes)
     assert any("send disabled" in text for text in notes)
     assert any("chmod 600" in text for text in notes)
+
+
+@pytest.mark.parametrize(("version", "level"), [((3, 51, 2), "note"), ((3, 51, 3), "ok"), ((3, 52, 0), "ok")])
+def test_doctor_gives_the_remedy_for_an_older_sqlite(cli, orders, monkeypatch, version, level):
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", version)
+    [found] = [row for row in cli("doctor").rows if row[1] == "SQLite"]
+    assert (found[0], "PRAGMA wal_autocheckpoint=0" in found[2]) == (level, level == "note")
+
+
+@pytest.mark.parametrize(("free", "level", "code"), [(0, "bad", 1), (99_000_000, "note", 0), (10**9, "ok", 0)])
+def test_doctor_looks_for_room_beside_the_file(cli, orders, monkeypatch, free, level, code):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**10, 10**10 - free, free))
+    found = cli("doctor")
+    assert (found.code, [row[0] for row in found.rows if row[1] == "room"]) == (code, [level])
+
+
+def test_who_only_looks_does_not_wait_for_a_writer(cli, orders, url, tmp_path):
+    """A transaction of the application holds the write lock; looking needs none."""
+    orders.send(b"1")
+    with closing(sqlite3.connect(tmp_path / "mail.db", isolation_level=None)) as application:
+        application.execute("BEGIN IMMEDIATE")
+        for look in (("ls",), ("info", "orders"), ("peek", "orders"), ("doctor",), ("dlq", "ls", "orders")):
+            looked = cli("--url", f"{url}?busy_timeout=0", *look)
+            assert (looked.code, looked.err) == (3 if look[0] == "dlq" else 0, ""), look
+
+
+def test_purge_and_delete_say_in_a_pipe_too_what_they_did(cli, orders):
+    orders.send(b"1")
+    assert cli("purge", "orders", "--yes").out == "orders: 1 message removed\n"
+    assert cli("delete", "orders").out == "orders: deleted\n"
+
+
+@pytest.mark.parametrize("command", ["ls", "peek", "receive", "dlq ls", "doctor", "info", "dlq show"])
+def test_help_names_the_columns_of_what_a_pipe_gets(cli, orders, command):
+    orders.send(b"dead")
+    orders.receive()[0].dead_letter("broken")
+    orders.send(b"1")
+    [dead] = orders.dead_letters.peek()
+    told = " ".join(cli(*command.split(), "--help").out.split()).partition("In a pipe a line each, between ")[2]
+    columns = re.sub(r" \(.*?\)", "", told.partition(": ")[2].partition(".")[0]).split(", ")
+    arguments = {"ls": (), "doctor": (), "dlq show": ("orders", dead.id)}.get(command, ("orders",))
+    assert len(cli(*command.split(), *arguments).rows[0]) == len(columns) > 1
 
 
 def test_doctor_of_a_store_that_is_away_is_exit_code_69(cli):

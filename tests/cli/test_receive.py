@@ -1,8 +1,11 @@
 """postroom receive and postroom peek."""
 
+import os
 import signal
 import subprocess
 import time
+
+import pytest
 
 from tests.cli.conftest import PROGRAM
 
@@ -105,7 +108,40 @@ def test_ctrl_c_ends_a_follow_with_130_and_leaves_nothing_in_flight(orders):
     assert orders.info().in_flight == 0
 
 
-def test_what_a_broken_pipe_swallowed_stays_in_the_queue(orders):
+def test_raw_writes_the_bodies_and_nothing_else(orders):
+    bodies = [b"\x00\xff\n\x1b[31m", b"", b"no line end"]
+    for body in bodies:
+        orders.send(body)
+    done = subprocess.run(
+        [*PROGRAM, "receive", "orders", "-n", "9", "--raw", "--ack"], capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"".join(bodies), b"")
+    assert orders.approximate_count() == 0
+
+
+def test_raw_is_for_programs(cli, orders, terminal):
+    orders.send(b"\x1b]0;title\x07")
+    assert cli("receive", "orders", "--raw", "--json").code == 2
+    refused = terminal("receive", "orders", "--raw")
+    assert (refused.end(), "\x1b]0" in refused.text) == (2, False)
+    assert orders.info().in_flight == 0
+
+
+@pytest.mark.parametrize("how", [(), ("--json",), ("--raw",), ("--follow",)])
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+def test_what_a_full_disk_did_not_take_stays_in_the_queue(orders, how):
+    id = orders.send(b"x" * 100_000)
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*PROGRAM, "receive", "orders", "--ack", *how], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr.count(b"\n")) == (1, 1)
+    assert done.stderr.startswith(b"postroom: cannot write the output: No space left on device; what was not")
+    [left] = orders.receive()
+    assert (left.id, left.delivery_count) == (id, 1)
+
+
+def test_what_could_not_be_written_stays_in_the_queue(orders):
     ids = {orders.send(b"x" * 4000) for _ in range(100)}
     with subprocess.Popen(
         [*PROGRAM, "receive", "orders", "-n", "100", "--ack"], stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -1,8 +1,12 @@
 """postroom send."""
 
+import shlex
+import subprocess
+
 import pytest
 
 from postroom import QueueMessage, SendOptions
+from tests.cli.conftest import PROGRAM
 
 
 def test_what_is_sent_arrives_as_the_bytes_it_is(cli, orders):
@@ -25,13 +29,31 @@ def test_what_is_sent_arrives_as_the_bytes_it_is(cli, orders):
         (b"NaN", "text/plain; charset=utf-8"),
         ("grüße".encode(), "text/plain; charset=utf-8"),
         (b"\xff\x00", "application/octet-stream"),
-        (b"", "text/plain; charset=utf-8"),
     ],
 )
 def test_the_content_type_is_guessed_from_what_is_there(cli, orders, body, kind):
     assert cli("send", "orders", stdin=body).code == 0
     [message] = orders.receive()
     assert (message.body, message.content_type) == (body, kind)
+
+
+def test_an_empty_message_has_to_be_meant(cli, orders, monkeypatch):
+    """A cron job with a forgotten BODY has an empty stdin."""
+    for forgotten in (("send", "orders"), ("send", "orders", "--attr", "a=b")):
+        refused = cli(*forgotten, stdin=b"")
+        assert (refused.code, refused.err.count("\n"), orders.approximate_count()) == (2, 1, 0)
+        assert "'' for an empty one" in refused.err
+    assert cli("send", "orders", "").code == 0
+    assert cli("send", "orders", "-", stdin=b"").code == 0
+    assert [message.body for message in orders.receive(max_messages=10)] == [b"", b""]
+
+
+@pytest.mark.parametrize("arguments", [(), ("-",), ("--lines",)])
+def test_a_closed_stdin_is_a_usage_error(orders, arguments):
+    send = shlex.join([*PROGRAM, "send", "orders", *arguments])
+    refused = subprocess.run(["sh", "-c", f"{send} <&-"], capture_output=True, text=True, check=False)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert orders.approximate_count() == 0
 
 
 def test_a_body_comes_from_a_file(cli, orders, tmp_path):
@@ -64,7 +86,24 @@ def test_a_delay_schedules_it(cli, orders):
 
 def test_json_tells_what_was_sent(cli, orders):
     sent = cli("--json", "send", "orders", "{}").json
-    assert sent == {"queue": "orders", "id": sent["id"], "content_type": "application/json", "bytes": 2}
+    assert sent == {
+        "queue": "orders",
+        "id": sent["id"],
+        "content_type": "application/json",
+        "bytes": 2,
+        "duplicate": False,
+    }
+    first = cli("--json", "send", "orders", "x", "--dedup-id", "d").json
+    again = cli("--json", "send", "orders", "x", "--dedup-id", "d").json
+    assert (again["id"], first["duplicate"], again["duplicate"]) == (first["id"], False, True)
+
+
+def test_a_full_store_or_a_wrong_id_refuses_as_ever(cli, orders):
+    cli("create", "small", "--max-messages", "1")
+    assert cli("send", "small", "1").code == 0
+    full = cli("send", "small", "2")
+    assert (full.code, full.out, full.err.count("\n")) == (1, "", 1)
+    assert cli("send", "orders", "x", "--id", "").code == 2
 
 
 def test_a_typo_makes_no_queue(cli, orders, client):

@@ -8,7 +8,7 @@ import sys
 import click
 
 import postroom
-from postroom.cli import deadletters, demo, doctor, queues, receive, send
+from postroom.cli import deadletters, demo, doctor, queues, receive, send, show
 from postroom.cli.exits import BROKEN_PIPE, INTERRUPTED, MEANINGS, OK, USAGE, complain, explain
 from postroom.cli.store import Group, ReaderGone, Settings, global_options
 
@@ -55,7 +55,7 @@ def run(arguments: list[str]) -> int:
     """Carry out a command line; its exit code."""
     try:
         result = cli.main(arguments, prog_name="postroom", standalone_mode=False)
-        sys.stdout.flush()
+        show.flush()
         return result if isinstance(result, int) else OK
     except click.UsageError as error:
         if isinstance(error, _NO_COMMAND):
@@ -67,10 +67,17 @@ def run(arguments: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):  # click turns Ctrl-C, and an end of input at a question, into Abort
         return INTERRUPTED
     except (ReaderGone, BrokenPipeError):
-        # `postroom ls | head`: the reader has seen enough. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_output()  # `postroom ls | head`: the reader has seen enough
         return BROKEN_PIPE
+    except show.Unwritable as error:
+        _abandon_output()
+        return explain(error)
     except ModuleNotFoundError:
         raise  # for main: it knows what to install
     except Exception as error:
         return explain(error)
+
+
+def _abandon_output() -> None:
+    """Python would complain once more when it flushes at exit what could not be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -19,7 +20,6 @@ from postroom.cli.words import DURATION, lasting, many
 F = TypeVar("F", bound=Callable[..., Any])
 Letter = postroom.Peeked[bytes]
 Letters = postroom.DeadLetters[bytes, Any]
-Choice = Callable[[Letter], bool]
 
 PAGE = 100
 
@@ -43,17 +43,32 @@ def choosing(command: F) -> F:
     return command
 
 
-def choice(ids: tuple[str, ...], reason: str | None, error: str | None, older_than: float | None) -> Choice:
-    def fits(letter: Letter) -> bool:
+@dataclass
+class Choice:
+    """Which dead letters a command line means; called with one after the other, it notes which of its ids came by."""
+
+    ids: tuple[str, ...]
+    reason: str | None
+    error: str | None
+    older_than: float | None
+    seen: set[str] = field(default_factory=set)
+
+    def __call__(self, letter: Letter) -> bool:
         death = letter.death
+        self.seen.add(letter.id)
         return (
-            (not ids or letter.id in ids)
-            and (reason is None or (death is not None and fnmatchcase(death.reason, reason)))
-            and (error is None or error in last_error(letter))
-            and (older_than is None or (death is not None and show.ago(show.moment(death.at)) >= older_than))
+            (not self.ids or letter.id in self.ids)
+            and (self.reason is None or (death is not None and fnmatchcase(death.reason, self.reason)))
+            and (self.error is None or self.error in last_error(letter))
+            and (self.older_than is None or (death is not None and show.ago(show.moment(death.at)) >= self.older_than))
         )
 
-    return fits
+    def judge(self, queue: str, done: int) -> int:
+        """The exit code of a command that has met every dead letter; says which ids were not there."""
+        absent = [id for id in dict.fromkeys(self.ids) if id not in self.seen]
+        for id in absent:
+            complain(f"{queue}: no dead letter {id}; 'postroom dlq ls {queue}' lists them")
+        return exits.EMPTY if not done else exits.PARTIAL if absent else exits.OK
 
 
 def last_error(letter: Letter) -> str:
@@ -82,8 +97,11 @@ def opened(client: postroom.QueueClient, queue: str) -> tuple[Letters, postroom.
 @click.option("--after", type=click.IntRange(0), default=0, help="Go on after this sequence number.")
 @pass_settings
 def list_(settings: Settings, queue: str, count: int, after: int, **chosen: Any) -> int:
-    """List dead letters with their reasons."""
-    fits, rows = choice(**chosen), []
+    """List dead letters with their reasons.
+
+    In a pipe a line each, between tabs: seq, id, died, deliveries, reason, last error, body.
+    """
+    fits, rows = Choice(**chosen), []
     with settings.client() as client:
         letters, _ = opened(client, queue)
         for letter in walk(letters, after):
@@ -125,7 +143,10 @@ def list_(settings: Settings, queue: str, count: int, after: int, **chosen: Any)
 @click.argument("id")
 @pass_settings
 def show_(settings: Settings, queue: str, id: str) -> int:
-    """Show one: why it died, each failed delivery, its body."""
+    """Show one: why it died, each failed delivery, its body.
+
+    In a pipe a line each, between a tab: name, value.
+    """
     with settings.client() as client:
         letters, _ = opened(client, queue)
         letter = next((letter for letter in walk(letters) if letter.id == id), None)
@@ -171,11 +192,12 @@ def redrive(
     """Send them back to work: all, or those chosen.
 
     They keep their ids and their place, and their deliveries are counted anew. Interrupted, it is finished by calling
-    it again.
+    it again. Exit code 3 if there was none to send; 5 if an --id was not there and others were.
     """
+    fits = Choice(**chosen)
     with settings.client() as client:
         letters, _ = opened(client, queue)
-        done = letters.redrive(where=choice(**chosen), limit=limit, rate=rate, target=target, dry_run=dry_run)
+        done = letters.redrive(where=fits, limit=limit, rate=rate, target=target, dry_run=dry_run)
     for id, error in done.refused[:5]:
         complain(f"{id} stays a dead letter: {error}")
     if settings.json:
@@ -184,10 +206,12 @@ def redrive(
     else:
         where = f"to {target}" if target else "back to work"
         verb = "would go" if dry_run else "went"
-        show.tell(f"{queue}: {many(done.moved, 'dead letter')} {verb} {where}, {done.skipped:,} not chosen")
-    if not done.refused:
-        return exits.OK
-    return exits.PARTIAL if done.moved else exits.FAILED
+        show.result(f"{queue}: {many(done.moved, 'dead letter')} {verb} {where}, {done.skipped:,} not chosen")
+    if done.refused:
+        return exits.PARTIAL if done.moved else exits.FAILED
+    if done.moved == limit:
+        return exits.OK  # it stopped there; whether an id comes later it has not seen
+    return fits.judge(queue, done.moved)
 
 
 @dlq.command()
@@ -196,10 +220,13 @@ def redrive(
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @pass_settings
 def drop(settings: Settings, queue: str, yes: bool, **chosen: Any) -> int:
-    """Remove chosen ones for good."""
+    """Remove chosen ones for good.
+
+    Exit code 3 if none fits; 5 if an --id was not there and others were.
+    """
     if not any(chosen.values()):
         raise click.UsageError("choose which: --id, --reason, --error or --older-than; 'dlq purge' removes all")
-    fits = choice(**chosen)
+    fits = Choice(**chosen)
     with settings.client() as client:
         letters, found = opened(client, queue)
         # A dead-letter queue may be shared: others' letters are not ours to drop.
@@ -207,7 +234,7 @@ def drop(settings: Settings, queue: str, yes: bool, **chosen: Any) -> int:
         wanted = {
             letter.sequence_number
             for letter in walk(letters)
-            if fits(letter) and not (shared and (letter.death is None or letter.death.source != queue))
+            if not (shared and (letter.death is None or letter.death.source != queue)) and fits(letter)
         }
         if wanted:
             confirm(f"Remove {many(len(wanted), 'dead letter')} of {queue}?", yes)
@@ -215,9 +242,9 @@ def drop(settings: Settings, queue: str, yes: bool, **chosen: Any) -> int:
     if settings.json:
         show.document({"queue": queue, "dropped": dropped, "kept": len(wanted) - dropped})
     else:
-        show.tell(f"{queue}: {many(dropped, 'dead letter')} dropped")
+        show.result(f"{queue}: {many(dropped, 'dead letter')} dropped")
     if dropped == len(wanted):
-        return exits.OK
+        return fits.judge(queue, dropped)
     complain(f"{queue}: {many(len(wanted) - dropped, 'dead letter')} could not be dropped, somebody else holds them")
     return exits.PARTIAL if dropped else exits.FAILED
 
@@ -260,5 +287,5 @@ def purge(settings: Settings, queue: str, yes: bool) -> int:
     if settings.json:
         show.document({"queue": queue, "messages": gone})
     else:
-        show.tell(f"{queue}: {many(gone, 'dead letter')} removed")
+        show.result(f"{queue}: {many(gone, 'dead letter')} removed")
     return exits.OK

@@ -23,6 +23,9 @@ from postroom.cli.words import many
 # Before this, two connections that checkpoint at once can damage a WAL (sqlite.org/wal.html, the WAL-reset bug).
 _WAL_FIXED = (3, 51, 3)
 
+_SCARCE = 100 * 10**6  # bytes of free space below which somebody should make room
+_NONE = 10**6  # and below which sends will fail: the log alone needs more
+
 
 class Finding(NamedTuple):
     level: str  # ok, note, bad
@@ -34,7 +37,10 @@ class Finding(NamedTuple):
 @click.command(cls=Command)
 @pass_settings
 def doctor(settings: Settings) -> int:
-    """Check the store, and say what its owner should know."""
+    """Check the store, and say what its owner should know.
+
+    In a pipe a line each, between tabs: level (ok, note or bad), about, text. Exit code 0 unless something is bad.
+    """
     findings = list(examine(settings))
     if settings.json:
         show.document([{"level": f.level, "about": f.about, "text": f.text} for f in findings])
@@ -62,6 +68,9 @@ def examine(settings: Settings) -> Iterator[Finding]:
             yield from _promises(client.capabilities)
     except (Failure, postroom.MailboxError) as error:
         yield Finding("bad", "store", str(error), exits.code_of(error) or exits.FAILED)
+        path = file_of(settings.url)
+        if path is not None and path.exists():
+            yield from _room(path)  # may well be why
         return
     yield Finding("ok", "queues", f"{many(len(names), 'queue')}, {many(sum(i.total for i in infos), 'message')}")
     for info in infos:
@@ -85,7 +94,21 @@ def _promises(store: postroom.Capabilities) -> Iterator[Finding]:
         yield Finding(kept[level], "durability", text + (f": {store.notes[key]}" if key in store.notes else ""))
 
 
+def _room(path: Path) -> Iterator[Finding]:
+    import shutil
+
+    free = shutil.disk_usage(path).free
+    text = f"{free // 10**6:,} MB free on the filesystem of {path}"
+    if free < _NONE:
+        yield Finding("bad", "room", f"{text}: nothing can be sent or acknowledged; make room", exits.FAILED)
+    elif free < _SCARCE:
+        yield Finding("note", "room", f"{text}: make room; when it is used up, nothing can be sent or acknowledged")
+    else:
+        yield Finding("ok", "room", text)
+
+
 def _file(path: Path) -> Iterator[Finding]:
+    yield from _room(path)
     for part in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
         try:
             mode = stat.S_IMODE(part.stat().st_mode)
@@ -104,5 +127,6 @@ def _file(path: Path) -> Iterator[Finding]:
             "note",
             "SQLite",
             f"{sqlite_version} has the WAL-reset bug (fixed in 3.51.3): Postroom's processes checkpoint in turn and "
-            "are safe from it; let no other program write to this file",
+            "are safe from it; a program that opens this file by itself should say PRAGMA wal_autocheckpoint=0 on each "
+            "connection, or all use a SQLite of 3.51.3 or later",
         )

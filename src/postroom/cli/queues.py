@@ -11,7 +11,7 @@ import click
 
 import postroom
 from postroom.cli import exits, show
-from postroom.cli.exits import Failure, complain
+from postroom.cli.exits import Failure
 from postroom.cli.safe import safe
 from postroom.cli.store import QUEUE, Command, Settings, existing, pass_settings
 from postroom.cli.words import DURATION, SIZE, exactly, lasting, many
@@ -24,7 +24,10 @@ COUNTS = ("ready", "scheduled", "in_flight", "dead")
 @click.command(cls=Command)
 @pass_settings
 def ls(settings: Settings) -> int:
-    """List the queues and how much is in them."""
+    """List the queues and how much is in them.
+
+    In a pipe a line each, between tabs: queue, ready, scheduled, in flight, dead, oldest, status.
+    """
     found = []
     with settings.client() as client:
         for name in client.list_queues():
@@ -69,7 +72,10 @@ def ls(settings: Settings) -> int:
 @QUEUE
 @pass_settings
 def info(settings: Settings, queue: str) -> int:
-    """Show what is in a queue and the rules in force."""
+    """Show what is in a queue and the rules in force.
+
+    In a pipe a line each, between a tab: name, value.
+    """
     with settings.client() as client:
         found = existing(client, queue)
     if settings.json:
@@ -171,13 +177,10 @@ def create(settings: Settings, queue: str, update: bool, **rules: Any) -> int:
         elif queue in client.list_queues():
             raise Failure(f"{queue}: is there already; change its rules with --update")
         made = client.create_queue(wanted)
-        morgue = made.definition.dead_letter_queue
-        if morgue is not None and morgue not in client.list_queues():
-            complain(f"note: {morgue}, where dead letters are to go, is not there: 'postroom create {morgue}' makes it")
     if settings.json:
         show.document(made)
     else:
-        show.tell(f"{queue}: {'changed' if update else 'created'}; 'postroom info {queue}' shows its rules")
+        show.result(f"{queue}: {'changed' if update else 'created'}; 'postroom info {queue}' shows its rules")
     return exits.OK
 
 
@@ -204,7 +207,7 @@ def delete(settings: Settings, queue: str, force: bool) -> int:
     if settings.json:
         show.document({"queue": queue, "messages": gone})
     else:
-        show.tell(f"{queue}: deleted" + (f", and {many(gone, 'message')} with it" if gone else ""))
+        show.result(f"{queue}: deleted" + (f", and {many(gone, 'message')} with it" if gone else ""))
     return exits.OK
 
 
@@ -224,7 +227,7 @@ def purge(settings: Settings, queue: str, yes: bool) -> int:
     if settings.json:
         show.document({"queue": queue, "messages": gone})
     else:
-        show.tell(f"{queue}: {many(gone, 'message')} removed")
+        show.result(f"{queue}: {many(gone, 'message')} removed")
     return exits.OK
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -15,6 +15,7 @@ from postroom.cli.store import QUEUE, Command, Settings, existing, pass_settings
 from postroom.cli.words import DURATION, lasting
 
 Message = postroom.Message[bytes, Any]
+Writer = Callable[[Message], None]
 
 
 @click.command(cls=Command)
@@ -25,16 +26,27 @@ Message = postroom.Message[bytes, Any]
 @click.option("--session", help="Only messages of this session.")
 @click.option("--ack", is_flag=True, help="Remove each message once it is printed.")
 @click.option("--follow", is_flag=True, help="Go on until Ctrl-C or -n messages; needs --ack.")
+@click.option("--raw", is_flag=True, help="Write the bodies alone, byte for byte, with nothing in between.")
 @pass_settings
 def receive(
     settings: Settings, queue: str, count: int | None, wait: float | None, visibility: float | None,
-    session: str | None, ack: bool, follow: bool,
+    session: str | None, ack: bool, follow: bool, raw: bool,
 ) -> int:  # fmt: skip
     """Take messages and print them; they go back, or with --ack are removed.
 
     Nothing is lost by looking: without --ack each message is ready again as soon as it is printed, its delivery not
-    counted. With --ack it is removed after it was written out, so what a broken pipe swallowed stays in the queue.
+    counted. With --ack it is removed once it was written out, and what could not be written stays. What a pipe took
+    counts as written, whether or not its reader reads it: say with -n how many you want, not with head.
+
+    In a pipe a line each, between tabs: id, deliveries, session, body.
     """
+    if raw and settings.json:
+        raise click.UsageError("--raw writes bodies alone, --json all there is: choose one")
+    if raw and show.on_terminal():
+        raise click.UsageError(
+            "--raw writes bodies as they are, which a terminal must not get: send it to a file or pipe"
+        )
+    write = _raw if raw else _json if settings.json else _print
     if follow and not ack:
         raise click.UsageError("--follow needs --ack: given back, the same message would come for ever")
     if follow and wait is not None:
@@ -45,14 +57,16 @@ def receive(
             held: list[Message] = []
             try:
                 if follow:
-                    return _follow(settings, box, held, count, visibility, session)
-                return _take(settings, box, held, count or 1, wait or 0, visibility, session, ack)
+                    return _follow(write, box, held, count, visibility, session)
+                return _take(write, box, held, count or 1, wait or 0, visibility, session, ack)
+            except show.Unwritable as error:
+                raise show.Unwritable(f"{error}; what was not written stays in {queue}") from error
             finally:
                 _give_back(held)
 
 
 def _take(
-    settings: Settings, box: postroom.Mailbox[bytes, Any], held: list[Message], count: int, wait: float,
+    write: Writer, box: postroom.Mailbox[bytes, Any], held: list[Message], count: int, wait: float,
     visibility: float | None, session: str | None, ack: bool,
 ) -> int:  # fmt: skip
     """Print up to `count`; what is in `held` afterwards is ours and to be given back."""
@@ -66,7 +80,7 @@ def _take(
         )
         held.extend(page)
         for message in page:
-            _print(settings, message)
+            write(message)
         if not page:
             break
         taken += len(page)
@@ -100,7 +114,7 @@ def _give_back(held: Sequence[Message]) -> None:
 
 
 def _follow(
-    settings: Settings,
+    write: Writer,
     box: postroom.Mailbox[bytes, Any],
     held: list[Message],
     count: int | None,
@@ -111,7 +125,7 @@ def _follow(
     code = exits.OK
     for taken, message in enumerate(box.stream(visibility_timeout=visibility, session_id=session), 1):
         held[:] = [message]
-        _print(settings, message)
+        write(message)
         try:
             message.acknowledge()
         except postroom.ReceiptHandleExpiredError as error:
@@ -122,10 +136,15 @@ def _follow(
     return code
 
 
-def _print(settings: Settings, message: Message) -> None:
-    if settings.json:
-        show.json_line(show.message_fields(message))
-        return
+def _raw(message: Message) -> None:
+    show.raw(message.body)
+
+
+def _json(message: Message) -> None:
+    show.json_line(show.message_fields(message))
+
+
+def _print(message: Message) -> None:
     if not show.on_terminal():
         body = body_text(message.body, message.content_type)
         show.line("\t".join((message.id, str(message.delivery_count), safe(message.session_id or ""), body)))
@@ -158,6 +177,8 @@ def peek(settings: Settings, queue: str, count: int, after: int) -> int:
     """Look at messages without taking any.
 
     Ready, scheduled and in-flight ones, in the order in which they were sent.
+
+    In a pipe a line each, between tabs: seq, state, id, deliveries, age, session, body.
     """
     with settings.client() as client:
         existing(client, queue)

@@ -15,7 +15,7 @@ import postroom
 from postroom.cli import exits, show
 from postroom.cli.exits import Failure, complain
 from postroom.cli.store import QUEUE, Command, Settings, existing, pass_settings
-from postroom.cli.words import ATTRIBUTE, DURATION, content_type_of, many, read_body
+from postroom.cli.words import ATTRIBUTE, DURATION, content_type_of, many, piped_in, read_body
 
 _CHUNK = 1 << 18  # bytes read at once; with short lines some thousand messages, sent in one call
 _NAMED = 5  # refusals that are told one by one
@@ -44,7 +44,8 @@ def send(
 ) -> int:  # fmt: skip
     """Send a message, or one a line, and print its id.
 
-    BODY is the text itself, @file, or - for stdin; left out, what is piped in. It is sent as the bytes it is.
+    BODY is the text itself, @file, or - for stdin; left out, what is piped in, which must not be empty. It is sent as
+    the bytes it is. In a pipe --lines prints the ids, too, one a line.
 
     \b
     postroom send orders '{"sku": "A-1"}' --delay 5m
@@ -59,7 +60,7 @@ def send(
         raise click.UsageError("--id and --dedup-id name one message; with --lines all would have the same")
     if lines and body not in (None, "-") and not (body or "").startswith("@"):
         raise click.UsageError("--lines reads stdin or @file, not a BODY")
-    if lines and body is None and sys.stdin.isatty():
+    if lines and body is None and not piped_in():
         raise click.UsageError("--lines reads stdin: pipe something in, or give @file")
     data = b"" if lines else read_body(body)
     options = options if lines else replace(options, content_type=content_type_of(data, content_type))
@@ -72,12 +73,24 @@ def send(
             with _source(body) as source:
                 return _send_lines(settings, client, queue, source, options)
         message = postroom.QueueMessage(body=data, message_id=id)
-        sent = client.send(queue, message, options)
-    if settings.json:
-        show.document({"queue": queue, "id": sent, "content_type": options.content_type, "bytes": len(data)})
-    else:
-        show.line(sent)
+        [sent] = client.send_batch(queue, [message], options)  # tells of a duplicate, which `send` does not
+    if sent.error is not None:
+        raise sent.error
+    try:
+        _tell(settings, queue, sent, options.content_type, len(data))
+    except show.Unwritable as error:
+        raise show.Unwritable(f"{error}; the message was sent, as {sent.id}") from error
     return exits.OK
+
+
+def _tell(settings: Settings, queue: str, sent: postroom.SendResult, content_type: str | None, size: int) -> None:
+    if settings.json:
+        told = {"queue": queue, "id": sent.id, "content_type": content_type, "bytes": size}
+        show.document({**told, "duplicate": sent.duplicate})
+        return
+    show.line(str(sent.id))
+    if sent.duplicate:
+        show.tell("not stored again: a message with this dedup id was sent before, and this is its id")
 
 
 @contextmanager
@@ -135,7 +148,7 @@ def _send_lines(
                     show.json_line({"line": at, "bytes": len(text), **outcome})
                 elif result.id is not None and not show.on_terminal():
                     print(result.id)
-            sys.stdout.flush()
+            show.flush()
             advance(len(messages))
     took = time.monotonic() - started
     if not settings.json:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from postroom.cli.exits import Failure
 from postroom.cli.safe import body_fields, safe
 
 if TYPE_CHECKING:
@@ -31,9 +33,42 @@ def console() -> Console:
     return Console(markup=False, emoji=False, highlight=False)
 
 
+class Unwritable(Failure):
+    """The output cannot be written: a disk is full, most often."""
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # no failure: the reader has seen enough
+    except OSError as error:
+        raise Unwritable(f"cannot write the output: {error.strerror}") from error
+
+
 def line(text: str = "") -> None:
     """One line, flushed: who reads a pipe is not kept waiting, and a reader that went away is noticed at once."""
-    print(text, flush=True)
+    with _writing():
+        print(text, flush=True)
+
+
+def raw(data: bytes) -> None:
+    """Bytes as they are, for programs; the caller sees to it that no terminal gets them."""
+    with _writing():
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
+def flush() -> None:
+    """What was printed by other means, out now."""
+    with _writing():
+        sys.stdout.flush()
+
+
+def result(text: str) -> None:
+    """What a command did, in one line: output, also where nobody watches."""
+    line(safe(text))
 
 
 def document(value: Any) -> None:

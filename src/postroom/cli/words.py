@@ -75,13 +75,23 @@ ATTRIBUTE = Attribute()
 
 def read_body(word: str | None) -> bytes:
     """The body a word stands for: itself, `-` for stdin, `@file`. Left out: stdin, if something is piped into it."""
-    if word is None and sys.stdin.isatty():
-        raise click.UsageError("no body: write it after the queue, or give @file, or pipe it in")
-    if word is None or word == "-":
+    if word is None:
+        # A cron job or a unit with a forgotten BODY has an empty stdin; an empty message would only trouble its reader.
+        if body := sys.stdin.buffer.read() if piped_in() else b"":
+            return body
+        raise click.UsageError("no body: write it after the queue ('' for an empty one), or give @file, or pipe it in")
+    if word == "-":
+        if sys.stdin is None:
+            raise click.UsageError("no body: - reads stdin, and it is closed")
         return sys.stdin.buffer.read()
     if word.startswith("@") and len(word) > 1:
         return read_file(word[1:])
     return word.encode("utf-8", "surrogateescape")  # arguments that were no UTF-8 are sent as the bytes they were
+
+
+def piped_in() -> bool:
+    """Whether stdin may have something for us: it is there, and nobody would have to type it."""
+    return sys.stdin is not None and not sys.stdin.isatty()
 
 
 def read_file(path: str) -> bytes:
