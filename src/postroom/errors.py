@@ -172,6 +172,9 @@ class NoReplyError(MailboxError, TimeoutError):
     """`ask` waited and no reply came in time."""
 
 
+_LONGEST = 3650 * 86_400  # as for any delay
+
+
 class HandlerOutcome(Exception):
     """What a handler decided about its message. Raised, never an error."""
 
@@ -180,6 +183,10 @@ class Retry(HandlerOutcome):
     """Give the message back, uncounted, to be delivered again after `delay` seconds."""
 
     def __init__(self, delay: float | timedelta = 0) -> None:
+        seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= _LONGEST:
+            # Here, where it fails in the handler like any other mistake, and not when the message is to be settled.
+            raise InvalidParameterError(f"Retry's delay is 0 to {_LONGEST} seconds or a timedelta, not {delay!r:.80}")
         super().__init__(f"retry in {delay}")
         self.delay = delay
 
@@ -188,6 +195,10 @@ class Reject(HandlerOutcome):
     """Move the message to the dead letters now, with this reason."""
 
     def __init__(self, reason: str = "rejected", description: str = "") -> None:
+        if not isinstance(reason, str) or not 0 < len(reason) <= 255 or not reason.isprintable():
+            raise InvalidParameterError(f"Reject's reason is a short text in one line, not {reason!r:.80}")
+        if not isinstance(description, str):
+            raise InvalidParameterError(f"Reject's description is a str, not {type(description).__name__}")
         super().__init__(reason)
         self.reason = reason
         self.description = description

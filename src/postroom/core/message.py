@@ -238,7 +238,13 @@ def parse_handle(handle: str) -> tuple[int, str]:
         raise InvalidParameterError(
             f"{handle!r:.60} is not a receipt handle; use the one the message was received with, unchanged"
         )
-    return int(seq), claim_id
+    number = int(seq)
+    if number > _HIGHEST:
+        raise InvalidParameterError(f"{handle!r:.60} is not a receipt handle; no message has such a number")
+    return number, claim_id
+
+
+_HIGHEST = (1 << 63) - 1  # of a seq: what databases call an integer
 
 
 # --- what a store keeps beside the columns it needs -----------------------------------------------------------

@@ -211,6 +211,7 @@ class Driver(Admin, Sessions, Protocol):
 
     capabilities: Capabilities
     io: Io
+    place: str  # the store and the namespace: clients with the same place see the same queues
 
     def now(self) -> float:
         """The store's clock as well as this client can read it without asking: seconds since the epoch."""

@@ -115,6 +115,7 @@ class MemoryDriver:
         if space is None:
             space = store.spaces.setdefault(namespace, Space(store.numbers, store.fences))
         self._space = space
+        self.place = f"memory {id(store):x} {namespace}"
         self._queues = space.queues  # looked up here on the hot path: a call less, three times a message
         self._closed = Bell()
 
@@ -140,20 +141,21 @@ class MemoryDriver:
 
     async def drop(self, queue: str, *, only_empty: bool = False) -> int | None:
         with self._lock:
-            found = self._space.queue(queue, self._clock())
+            now = self._clock()
+            found = self._space.queue(queue, now)
             if found.dead is None:
                 raise UnsupportedError(f"{queue}: a dead-letter queue lives and goes with its queue; purge it instead")
             messages = len(found.entries) + len(found.dead.entries)
             if only_empty and messages:
                 return None
-            self._space.drop(found)
+            self._space.drop(found, now)
             return messages
 
     async def queues(self) -> list[str]:
         with self._lock:
             now = self._clock()
             for queue in [queue for queue in self._space.queues.values() if queue.idle_too_long(now)]:
-                self._space.drop(queue)
+                self._space.drop(queue, now)
             return sorted(name for name, queue in self._space.queues.items() if queue.dead is not None)
 
     async def info(self, queue: str) -> tuple[Stats, Rules, QueueStatus]:
@@ -201,10 +203,7 @@ class MemoryDriver:
             now = self._clock()
             found = self._space.queue(queue, now)
             removed = len(found.entries)
-            if found.dead is None:
-                for entry in list(found.entries.values()):
-                    self._space.take_out(found, entry, now)  # one by one: a session may be waiting for one of them
-            found.purge()
+            self._space.purge(found, now)
             found.touched = now
             found.wake_all()
             return removed

@@ -41,6 +41,7 @@ class Past(msgspec.Struct):
     lease_until: float = 0.0
     history: tuple[Attempt, ...] = ()
     death: Death | None = None
+    blocks: str | None = None  # the queue whose session this dead letter holds up (on_dead=block)
 
 
 class Entry(msgspec.Struct, eq=False):
@@ -76,6 +77,7 @@ class Session(msgspec.Struct, eq=False):
     id: str
     waiting: list[tuple[int, Entry]]  # heap by seq: not in flight, and due or delivered before
     held: dict[int, Entry]  # in flight
+    members: int = 0  # messages that refer to it, those not yet due included: it lives as long as they do
     token: str | None = None  # of an explicit lock
     until: float = 0.0
     state: SessionState = SessionState(None, 0)
@@ -98,7 +100,7 @@ class Session(msgspec.Struct, eq=False):
 
     def idle(self) -> bool:
         """Nothing here that is worth keeping."""
-        return not (self.held or self.token or self.state.version or self.blocked_by) and self.head() is None
+        return not (self.members or self.token or self.state.version or self.blocked_by)
 
 
 class Lane:

@@ -122,7 +122,7 @@ class Queue(Callers):
             entry.expires_at = entry.due + ttl
             heappush(self.expiry.items, (entry.expires_at, seq, entry))
         if envelope.session_id is not None and self.dead is not None:
-            entry.session = self.session(envelope.session_id)
+            self._enrol(entry, envelope.session_id)
         if entry.due > now:
             self._schedule(entry, entry.due)
         elif entry.session is not None:
@@ -145,7 +145,7 @@ class Queue(Callers):
             entry.expires_at = now + ttl
             heappush(self.expiry.items, (entry.expires_at, entry.seq, entry))
         if entry.envelope.session_id is not None and self.dead is not None:
-            entry.session = self.session(entry.envelope.session_id)
+            self._enrol(entry, entry.envelope.session_id)
         self._back(entry, now)
 
     def _lane(self, priority: int) -> Lane:
@@ -176,9 +176,6 @@ class Queue(Callers):
             self._expires(entry)
         session = entry.session
         if session is not None:
-            if self.sessions.get(session.id) is not session:
-                # It was forgotten while nobody held it and nothing waited in it: this one was delayed or just lapsed.
-                session = entry.session = self.session(session.id)
             self._join(entry, session, now)
         else:
             entry.place = READY
@@ -196,6 +193,10 @@ class Queue(Callers):
         if found is None:
             found = self.sessions[id] = Session(id, [], {})
         return found
+
+    def _enrol(self, entry: Entry, id: str) -> None:
+        entry.session = session = self.session(id)
+        session.members += 1
 
     def rehead(self, session: Session, now: float) -> None:
         """Show the session's head to claims if the session is free, and only its head."""
@@ -270,6 +271,7 @@ class Queue(Callers):
         if past is not None and past.handle:
             self.leases.pop(past.handle, None)
         if entry.session is not None:
+            entry.session.members -= 1
             self.rehead(entry.session, now)
         if self.room.waiters:
             self.room.ring(1)

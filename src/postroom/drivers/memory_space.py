@@ -64,7 +64,7 @@ class Space:
             raise QueueNotFoundError(f"{name}: no such queue; create_queue() makes one, and so does opening a mailbox")
         if queue.mortal:
             if queue.idle_too_long(now):
-                self.drop(queue)
+                self.drop(queue, now)
                 raise QueueNotFoundError(f"{name}: the queue was deleted after it had been idle for its limit")
             queue.touched = now
         return queue
@@ -76,12 +76,18 @@ class Space:
         self.queues[name], self.queues[dead_name] = queue, dead
         return queue
 
-    def drop(self, queue: Queue) -> None:
+    def drop(self, queue: Queue, now: float) -> None:
         for part in (queue, queue.dead):
             if part is not None:
                 self.queues.pop(part.name, None)
-                part.purge()
+                self.purge(part, now)
                 part.wake_all()
+
+    def purge(self, queue: Queue, now: float) -> None:
+        for entry in list(queue.entries.values()):
+            if entry.past is not None and entry.past.blocks is not None:
+                self.take_out(queue, entry, now)  # a session of another queue waits for it
+        queue.purge()
 
     def revive(self, dead: Queue, seq: int, target: str | None, now: float) -> Outcome:
         entry = dead.entries.get(seq)
@@ -178,7 +184,7 @@ class Space:
             if queue.no_room(envelope) is None:
                 break
             if entry.place is not FLIGHT:
-                queue.remove(entry, now)
+                self.take_out(queue, entry, now)
                 dropped += 1
         queue.dropped += dropped
         return dropped
@@ -305,10 +311,10 @@ class Space:
             entry = queue.leases.get(verdict.handle)
             if type(verdict) is Ack and entry is not None and entry.session is None and not verdict.puts:
                 # The common case: an acknowledge counts, late or not, while the handle is known.
-                if queue.dead is None or (entry.past is not None and entry.past.death is not None):
-                    self.take_out(queue, entry, now)
-                else:
+                if entry.past is None or entry.past.blocks is None:
                     queue.remove(entry, now)
+                else:
+                    self.take_out(queue, entry, now)
                 outcomes.append(SETTLED)
             else:
                 outcomes.append(self._settle(queue, entry, verdict, now))
@@ -374,15 +380,16 @@ class Space:
     def take_out(self, queue: Queue, entry: Entry, now: float) -> None:
         """Remove an entry; if it was a dead letter that held up its session, let the session go on."""
         queue.remove(entry, now)
-        if queue.dead is None or (entry.past is not None and entry.past.death is not None):
-            death = entry.past.death if entry.past is not None else None
-            home = self.queues.get(death.source) if death is not None else None
-            id = entry.envelope.session_id
-            session = home.sessions.get(id) if home is not None and id is not None else None
-            if home is not None and session is not None and entry.seq in session.blocked_by:
-                session.blocked_by.discard(entry.seq)
-                home.rehead(session, now)
-                home.wake(1)
+        past = entry.past
+        if past is None or past.blocks is None:
+            return
+        home, id = self.queues.get(past.blocks), entry.envelope.session_id
+        past.blocks = None
+        session = home.sessions.get(id) if home is not None and id is not None else None
+        if home is not None and session is not None and entry.seq in session.blocked_by:
+            session.blocked_by.discard(entry.seq)
+            home.rehead(session, now)
+            home.wake(1)
 
     def dead_queue(self, queue: Queue) -> Queue | None:
         """Where this queue's dead letters go; None if it has none or it is missing."""
@@ -404,15 +411,18 @@ class Space:
         if not possible:
             queue.park(entry, now + PARKING)
             return 0
-        session, past = entry.session, entry.past
-        if session is not None and target is not None and queue.rules.on_dead == "block":
-            session.blocked_by.add(entry.seq)
-        queue.remove(entry, now)
         if target is None:
+            self.take_out(queue, entry, now)
             queue.dropped += 1
             return 1
+        session, past = entry.session, entry.past
         if past is None:
             past = entry.past = Past()
+        # One that dies once more, in a dead-letter queue of another, still holds up the first.
+        if session is not None and queue.rules.on_dead == "block" and past.blocks is None:
+            session.blocked_by.add(entry.seq)
+            past.blocks = queue.name
+        queue.remove(entry, now)
         past.death = Death(reason, description, queue.name, now, past.attempts)
         past.handle, past.token = "", 0
         target.admit(entry, now, None)
@@ -422,7 +432,7 @@ class Space:
     def _expire(self, queue: Queue, entry: Entry, now: float) -> int:
         if queue.rules.expired_to_dead_letters:
             return self._bury(queue, entry, "expired", "", now)
-        queue.remove(entry, now)
+        self.take_out(queue, entry, now)
         queue.expired += 1
         return 1
 

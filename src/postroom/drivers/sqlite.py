@@ -58,6 +58,7 @@ class SqliteDriver:
         self.io = io
         self.capabilities = capabilities(settings)
         self.store = Store(settings)
+        self.place = f"{self.store.path} {settings.namespace}"
         self._send_full = settings.durability != "relaxed"  # sends, and whatever else must outlive a power cut
         self._take_full = settings.durability == "strict"  # what may be undone, as it can only cause a redelivery
         self._closed = Bell()

@@ -319,6 +319,9 @@ UPDATE postroom_session SET lock_token = NULL, lock_until = NULL WHERE queue = ?
 -- name: purge_sessions
 DELETE FROM postroom_session WHERE queue = ? AND version = 0
 
+-- name: sessions_of
+SELECT DISTINCT session FROM postroom_message WHERE queue = ? AND session IS NOT NULL
+
 -- name: drop_sessions
 DELETE FROM postroom_session WHERE queue = ?
 

@@ -18,6 +18,7 @@ CHUNK = 10_000  # rows one transaction deletes: others get a turn in between
 
 
 def ensure(step: Step, name: str, rules: Rules | None) -> bool:
+    step.queue_unless_idle(name)  # one that has been idle for too long is deleted, and made anew
     found = step.look(name)
     if found is None:
         if is_dead_letters(name):
@@ -121,6 +122,9 @@ def purge_rest(step: Step, queue: Queue) -> None:
     step.run(SQL["dedup_clear"], (queue.id,))
     step.run(SQL["purge_locks"], (queue.id,))
     step.run(SQL["purge_sessions"], (queue.id,))
+    # What was sent while the purge was on its way may have queued behind a message or a lock that is gone now.
+    for (session,) in step.run(SQL["sessions_of"], (queue.id,)).fetchall():
+        step.rehead(queue, session)
     step.news.changed.add(queue.id)
 
 

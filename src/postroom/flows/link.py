@@ -112,7 +112,7 @@ class Box(Generic[T, R]):
         link.opened.add(self.name)
         link.boxes.add(self)
         if link.closing.rung:
-            self.closing.ring_for_good()
+            raise closed_client(self.name)
 
     def dead_letters(self) -> Box[T, R]:
         """The box of the dead letters; which queue that is, is found out when it is first used."""
@@ -124,7 +124,7 @@ class Box(Generic[T, R]):
 async def open_box(box: Box[T, R]) -> None:
     """Make sure the queue is there; a new one is plain. Dead letters may live in a queue of another name."""
     if box.closing.rung:
-        raise closed(box.name)
+        raise why_closed(box)
     if not box.dead:
         await box.driver.ensure(box.name, box.rules)
     else:
@@ -137,7 +137,13 @@ async def open_box(box: Box[T, R]) -> None:
     box.ready = True
 
 
-def closed(name: str) -> MailboxConnectionError:
+def closed_client(name: str) -> MailboxConnectionError:
+    return MailboxConnectionError(f"{name}: this client is closed; connect() again", transient=False)
+
+
+def why_closed(box: Box[Any, Any]) -> MailboxConnectionError:
+    if box.link.closing.rung:
+        return closed_client(box.name)
     return MailboxConnectionError(
-        f"{name}: this mailbox is closed; open it again with client.mailbox()", transient=False
+        f"{box.name}: this mailbox is closed; open it again with client.mailbox()", transient=False
     )

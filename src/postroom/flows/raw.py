@@ -28,7 +28,7 @@ from postroom.core.message import (
 from postroom.errors import InvalidParameterError, MailboxError, MessageTooLargeError, UnsupportedError
 from postroom.flows import receive as receiving
 from postroom.flows.ids import new_id, new_token
-from postroom.flows.link import Link, closed
+from postroom.flows.link import Link, closed_client
 from postroom.flows.send import Options, SendResult, judged, put_all, result_of
 from postroom.flows.settle import SettleResult, lost
 
@@ -262,7 +262,7 @@ def check_receipt(link: Link, receipt: MessageReceipt) -> MessageReceipt:
     if not receipt.receipt_id:
         raise InvalidParameterError(f"{receipt.queue_name}: a peeked message has no lock, so nothing settles it")
     if link.closing.rung:
-        raise closed(receipt.queue_name)
+        raise closed_client(receipt.queue_name)
     return receipt
 
 

@@ -13,7 +13,14 @@ from postroom.core import limits
 from postroom.core.limits import Seconds
 from postroom.core.message import Bury, Claimed, Delivery, Refused, Return, SessionClaim, Verdict
 from postroom.drivers.io import Bell
-from postroom.errors import InvalidMessageError, InvalidParameterError, MailboxError, UnsupportedError
+from postroom.errors import (
+    InvalidMessageError,
+    InvalidParameterError,
+    MailboxConnectionError,
+    MailboxError,
+    OperationTimeoutError,
+    UnsupportedError,
+)
 from postroom.flows.events import Undecodable
 from postroom.flows.ids import new_token
 from postroom.flows.link import Box, Link, open_box
@@ -82,7 +89,8 @@ async def claim(
             stop=stop,
         )
     except BaseException as error:
-        if not isinstance(error, MailboxError) or error.transient:
+        # Where the store says that it did not do it there is nothing to abandon; without an answer there may be.
+        if not isinstance(error, MailboxError) or isinstance(error, (MailboxConnectionError, OperationTimeoutError)):
             await _abandon(link, queue, claim_id)
         raise
 

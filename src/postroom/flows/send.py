@@ -19,7 +19,7 @@ from postroom.errors import (
 )
 from postroom.flows.events import Overflowed
 from postroom.flows.ids import new_id
-from postroom.flows.link import Box, Link, closed, open_box
+from postroom.flows.link import Box, Link, open_box, why_closed
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -110,10 +110,11 @@ def _reply_target(link: Link, reply_to: object) -> tuple[str, object, Box[Any, A
         raise InvalidParameterError(f"reply_to must be a mailbox or a name, not {type(reply_to).__name__}")
     if link.driver.capabilities.by_reference:
         return box.name, reply_to, box
-    if box.driver.capabilities.store != link.driver.capabilities.store:
+    if box.driver.place != link.driver.place:
+        # Only its name would travel, and mean another queue there, perhaps another tenant's.
         raise InvalidParameterError(
-            f"reply_to is a mailbox in {box.driver.capabilities.store}, which a worker on "
-            f"{link.driver.capabilities.store} cannot reach; reply through a mailbox of the same store"
+            f"reply_to is a mailbox of another store or namespace, which whoever answers in this one "
+            f"({link.driver.capabilities.store}) cannot reach; reply through a mailbox of the same store and namespace"
         )
     return box.name, None, box
 
@@ -190,7 +191,7 @@ async def send(
         )  # fmt: skip
     envelope = seal(box, body, options, id)
     if box.closing.rung:
-        raise closed(box.name)
+        raise why_closed(box)
     if not box.ready or options is not None:
         await open_boxes(box, options)
     [put] = await box.link.put(box.name, (envelope,))
@@ -228,7 +229,7 @@ async def send_many(box: Box[T, R], bodies: Iterable[T], options: Options, id: s
     if id is not None:
         limits.text(id, "id")
     if box.closing.rung:
-        raise closed(box.name)
+        raise why_closed(box)
     await open_boxes(box, options)
     results: list[SendResult | None] = [None] * len(bodies)
     envelopes: list[Envelope] = []

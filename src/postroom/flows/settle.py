@@ -78,7 +78,7 @@ def lost(queue: str, id: str, outcome: Outcome) -> NoReturn:
     if isinstance(outcome, Stale):
         raise ReceiptHandleExpiredError(
             f"{queue}: stale handle: the lease on message {id} ended before it was settled, and the message was or "
-            "will be delivered again. Raise visibility_timeout, use msg.keep_alive(), or let a Worker hold it.",
+            "will be delivered again. Raise visibility_timeout, or hold it with msg.keep_alive().",
             code="stale",
         )
     raise ReceiptHandleExpiredError(

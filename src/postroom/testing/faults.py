@@ -73,8 +73,10 @@ class Faulty:
 
     capabilities: Capabilities
     io: Io
+    place: str
 
     def __init__(self, driver: Driver) -> None:
+        self.place = driver.place
         self.inner = driver
         self.capabilities = driver.capabilities
         self.io = driver.io
