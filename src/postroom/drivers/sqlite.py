@@ -270,7 +270,7 @@ class SqliteDriver:
                 found = step.queue(queue, timely=True)  # which may be another one now, and later
             if self._closed.rung:
                 return _NOTHING
-            if not found.status.gives:
+            if not found.gives:
                 raise ServiceUnavailableError(f"{queue}: receiving is off (status {found.status})")
             site = self.store.site
             if site.fences and site.fenced(claim_id, step.now):
@@ -297,12 +297,7 @@ class SqliteDriver:
         def nothing_there(step: Step) -> bool:
             """Whether it is plain at a glance that there is nothing to take. Listens first, then looks."""
             found = step.catalog.names.get(queue)
-            if (
-                waiting is None
-                or found is None
-                or not found.status.gives
-                or found.rules.auto_delete_on_idle is not None
-            ):
+            if waiting is None or found is None or not found.gives or found.rules.auto_delete_on_idle is not None:
                 return False
             waiting.nothing(step, found, math.inf)
             if waiting.over:
@@ -396,7 +391,7 @@ class SqliteDriver:
 
         def work(step: Step) -> SessionLock | None:
             found = step.queue(queue)
-            if not found.status.gives:
+            if not found.gives:
                 raise ServiceUnavailableError(f"{queue}: receiving is off (status {found.status})")
             if found.dead is None or found.rules.sessions == "off":
                 raise UnsupportedError(f"{queue}: this queue has no sessions")

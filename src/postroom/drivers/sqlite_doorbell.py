@@ -242,19 +242,22 @@ class Doorbell:
 
     def tell(self, news: News) -> None:
         """Ring at the other processes. Never fails, never blocks."""
-        others = self._list()
-        if others and (text := self._words(news)):
+        if (text := self._words(news)) and (others := self._list()):
             for name in others:
                 self._send(name, text)
 
     def _words(self, news: News) -> bytes:
-        # What is due later than their next look they will see in time by themselves.
-        soon = self._now() + 2 * self._poll if news.due else 0.0
-        queues = {*news.ready, *news.room, *(queue for queue, at in news.due.items() if at < soon)}
-        if news.changed or len(queues) > _MANY:
+        if news.changed:
+            return _ALL
+        queues = {*news.ready, *news.room}
+        if news.due:
+            # What is due later than their next look they will see in time by themselves.
+            soon = self._now() + 2 * self._poll
+            queues.update(queue for queue, at in news.due.items() if at < soon)
+        if len(queues) > _MANY:
             return _ALL
         return b" ".join(
-            b"%d:%d:%d" % (queue, max(1, news.ready.get(queue, 1)), news.room.get(queue, 0)) for queue in queues
+            [b"%d:%d:%d" % (queue, max(1, news.ready.get(queue, 1)), news.room.get(queue, 0)) for queue in queues]
         )
 
     def _list(self) -> list[str]:

@@ -30,6 +30,9 @@ class Queue(msgspec.Struct, frozen=True, gc=False):
     created_at: float
     updated_at: float
     dead: int | None  # the id of its own dead-letter queue; None: it is one itself
+    takes: bool  # what its status means
+    gives: bool
+    asks_nothing: bool  # of a message: neither room nor a session
 
 
 class Catalog:
@@ -50,17 +53,14 @@ class Catalog:
         self.ids.clear()
 
 
-class News:
+class News(msgspec.Struct):
     """What others should hear of once it is committed."""
 
-    __slots__ = ("chain", "changed", "due", "ready", "room")
-
-    def __init__(self) -> None:
-        self.ready: dict[int, int] = {}  # queue -> how many messages became claimable
-        self.due: dict[int, float] = {}  # queue -> when time will change something there
-        self.room: dict[int, int] = {}  # bounded queue -> how many messages left it
-        self.changed: set[int] = set()  # queues whose definition changed
-        self.chain = 0  # a queue where a claim took all it wanted: there may be more, so the next who waits should look
+    ready: dict[int, int] = {}  # queue -> how many messages became claimable
+    due: dict[int, float] = {}  # queue -> when time will change something there
+    room: dict[int, int] = {}  # bounded queue -> how many messages left it
+    changed: set[int] = set()  # queues whose definition changed
+    chain: int = 0  # a queue where a claim took all it wanted: there may be more, so the next who waits should look
 
     def __bool__(self) -> bool:
         return bool(self.ready or self.due or self.room or self.changed or self.chain)
@@ -77,18 +77,19 @@ class Idle(Exception):  # not an error: the driver deletes the queue and says th
 class Ledger:
     """The books of one transaction: queues, numbers, counts and news."""
 
+    counter = 0
+    _numbered = False
+    _timed = 0  # the queue whose times these are:
+    next_due = _NEVER  # of the queue looked at last: messages and locks
+    next_expiry = _NEVER
+    written = 0.0  # pages, by estimate: when to fold the log is all that hangs on it
+
     def __init__(self, connection: sqlite3.Connection, catalog: Catalog, now: float) -> None:
         self.run: Callable[..., sqlite3.Cursor] = connection.execute
         self.run_many: Callable[..., sqlite3.Cursor] = connection.executemany
         self.catalog = catalog
         self.now = now
-        self.counter = 0
-        self._numbered = False
-        self._timed = 0  # the queue whose times these are:
-        self.next_due = _NEVER  # of the queue looked at last: messages and locks
-        self.next_expiry = _NEVER
         self.news = News()
-        self.written = 0.0  # pages, by estimate: when to fold the log is all that hangs on it
         self._counts: dict[int, list[int]] = {}  # queue -> messages, bytes
         self._odd: dict[int, list[int]] = {}  # queue -> dropped, expired
 
@@ -183,7 +184,12 @@ class Ledger:
         if row is None:
             return None
         id, name, _, rules, status, sessions, created_at, updated_at, dead = row
-        found = Queue(id, name, _decode_rules(rules), QueueStatus(status), bool(sessions), created_at, updated_at, dead)
+        law, state = _decode_rules(rules), QueueStatus(status)
+        asks_nothing = not law.bounded and law.sessions == "optional"
+        # fmt: off
+        found = Queue(id, name, law, state, bool(sessions), created_at, updated_at, dead,
+                      state.takes, state.gives, asks_nothing)
+        # fmt: on
         self.catalog.keep(found)
         return found
 

@@ -20,20 +20,22 @@ _LAST = (1 << 63) - 1
 
 
 def put(step: Step, queue: Queue, batch: Sequence[Envelope]) -> list[Put]:
-    rules = queue.rules
     if queue.dead is None:
         raise UnsupportedError(f"{queue.name}: messages become dead letters by dying, not by being sent there")
-    if not queue.status.takes:
+    if not queue.takes:
         error = ServiceUnavailableError(f"{queue.name}: sending is off (status {queue.status})")
         return [Refused(error.copy()) for _ in batch]
     if not batch:
         return []
-    if rules.bounded:
+    if queue.asks_nothing:
+        for e in batch:
+            if e.dedup_id is not None:
+                break
+        else:
+            seq = step.put_rows(queue, batch)
+            return [Accepted(e.id, seq + i) for i, e in enumerate(batch)]
+    elif queue.rules.bounded:
         step.tidy(queue)
-    plain = not rules.bounded and rules.sessions == "optional"
-    if plain and all(e.dedup_id is None for e in batch):
-        seq = step.put_rows(queue, batch)
-        return [Accepted(e.id, seq + i) for i, e in enumerate(batch)]
     return [_put_one(step, queue, envelope) for envelope in batch]
 
 

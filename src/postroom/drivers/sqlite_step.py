@@ -159,7 +159,7 @@ class Step(Ledger):
         target = self.dead_queue(queue)
         if not queue.rules.dead_lettering or queue.dead is None or (target is not None and target.id == queue.dead):
             return True, target
-        return target is not None and target.status.takes and self.no_room(target, row.size) is None, target
+        return target is not None and target.takes and self.no_room(target, row.size) is None, target
 
     def bury(self, queue: Queue, row: Row, reason: str, description: str) -> int:
         """To the dead letters: 1; or 0 when they would not have it, and then it stays, parked."""
@@ -174,9 +174,7 @@ class Step(Ledger):
         death = Death(reason, description, queue.name, self.now, row.deliveries)
         _, history = unpack_record(row.record)
         member = row.session is not None and target.dead is not None
-        blocks = (
-            row.blocks
-        )  # one that died once more, as a message of a dead-letter queue of another: still for the first
+        blocks = row.blocks  # of one that died once more, in a dead-letter queue of another: still the first
         if blocks is None and row.session is not None and queue.rules.on_dead == "block":
             blocks = queue.id
         # fmt: off

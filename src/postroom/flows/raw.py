@@ -110,8 +110,14 @@ def _properties(first: Mapping[str, str] | None, second: Mapping[str, str] | Non
     return first if first is not None else second or None
 
 
-async def send(link: Link, queue: str, message: QueueMessage, options: SendOptions | None) -> str:
+def _check_open(link: Link, queue: str) -> None:
     check_queue(queue)
+    if link.closing.rung:
+        raise closed_client(queue)
+
+
+async def send(link: Link, queue: str, message: QueueMessage, options: SendOptions | None) -> str:
+    _check_open(link, queue)
     [put] = await link.put(queue, (seal(link, queue, message, options),))
     return judged(link, queue, put)
 
@@ -119,7 +125,7 @@ async def send(link: Link, queue: str, message: QueueMessage, options: SendOptio
 async def send_batch(
     link: Link, queue: str, messages: Sequence[QueueMessage], options: SendOptions | None
 ) -> list[SendResult]:
-    check_queue(queue)
+    _check_open(link, queue)
     results: list[SendResult | None] = [None] * len(messages)
     envelopes: list[Envelope] = []
     places: list[int] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -18,6 +18,8 @@ from postroom.errors import (
     InvalidParameterError,
     MailboxError,
     MessageTooLargeError,
+    Reject,
+    Retry,
     SerializationError,
 )
 from postroom.testing.conformance.world import Box, Client, Suite, World
@@ -147,6 +149,32 @@ class BadInput(Suite):
             await refused(InvalidParameterError, message.dead_letter, "why", wrong)
         assert not message.is_finalized
         await message.acknowledge()
+
+    async def test_a_wrong_outcome_fails_in_the_handler_and_settles_nothing(self, box: Box) -> None:
+        """Not at the settling, when nobody can tell any more where it came from."""
+        await box.send(1)
+        [message] = await box.receive()
+        for wrong in [*NO_DURATION, None]:
+            with pytest.raises(InvalidParameterError):
+                Retry(delay=wrong)
+        for wrong in [*NO_TEXT, None, "two\nlines", "x" * 256]:
+            with pytest.raises(InvalidParameterError):
+                Reject(wrong)
+        for wrong in (None, 7, b"x"):
+            with pytest.raises(InvalidParameterError):
+                Reject("why", wrong)  # type: ignore[arg-type]  # what the test is about
+        await message.acknowledge()
+
+    async def test_a_handle_with_a_number_that_no_message_has_is_malformed(self, client: Client, world: World) -> None:
+        await client.mailbox("q").send(1)
+        [taken] = await client.receive("q")
+        seq, _, claim = taken.receipt.receipt_id.partition(".")
+        if not seq.isdigit():
+            pytest.skip("capability: handles of our own")
+        for wrong in (str(1 << 63), "9" * 40):
+            receipt = replace(taken.receipt, receipt_id=f"{wrong}.{claim}")
+            await refused(InvalidParameterError, client.acknowledge, receipt)
+        await client.acknowledge(taken.receipt)
 
     async def test_only_messages_are_settled(self, box: Box) -> None:
         for wrong in ([7], ["handle"], [None]):

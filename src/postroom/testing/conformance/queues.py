@@ -271,6 +271,17 @@ class Queues(Suite):
         await world.advance(4 * second)
         assert await client.list_queues() == ["kept"]
 
+    async def test_an_idle_queue_that_is_opened_again_begins_anew(
+        self, client: Client, world: World, second: float
+    ) -> None:
+        await client.create_queue(QueueDefinition(name="q", auto_delete_on_idle=3 * second))
+        await client.mailbox("q").send(1)
+        await world.advance(4 * second)
+        box = world.open().mailbox("q")
+        assert await box.receive() == []
+        await world.advance(4 * second)
+        assert await client.list_queues() == ["q"], "it is a plain queue now"
+
     # --- statuses ----------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize(

@@ -255,9 +255,9 @@ class Raw(Suite):
         await client.send(q, QueueMessage(body=b"x"))
         receipt = (await one(client, q)).receipt
         await client.close()
-        with pytest.raises(MailboxConnectionError):
+        with pytest.raises(MailboxConnectionError, match="this client is closed"):
             await client.send(q, QueueMessage(body=b"x"))
-        with pytest.raises(MailboxConnectionError):
+        with pytest.raises(MailboxConnectionError, match="this client is closed"):
             await client.acknowledge(receipt)
         assert await client.receive(q) == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import postroom
 from postroom.dispatcher import Dispatcher
 from postroom.errors import (
     InvalidParameterError,
@@ -122,6 +123,16 @@ class Replies(Suite):
         await request.reply("!")
         assert await world.open(namespace="other").mailbox("reply-7").approximate_count() == 0
         assert await client.mailbox("reply-7").approximate_count() == 1
+
+    async def test_a_mailbox_of_another_namespace_or_store_is_refused_as_a_reply_to(self, world: World) -> None:
+        """Its name would travel, and mean another tenant's queue there."""
+        world.needs_bytes()
+        requests = world.open(namespace="one").mailbox("requests")
+        with postroom.connect("memory://") as elsewhere:
+            for foreign in (world.open(namespace="other").mailbox("reply-7"), elsewhere.mailbox("reply-7")):
+                with pytest.raises(InvalidParameterError, match="another store or namespace"):
+                    await requests.send("?", reply_to=foreign)  # type: ignore[arg-type]  # a sync one does as well
+        assert await requests.approximate_count() == 0
 
     @pytest.mark.parametrize("wrong", ["", "a:b", "memory://x", "requests!dead", 7, b"answers", object(), True])
     async def test_a_wrong_reply_to_is_refused_and_nothing_is_sent(self, box: Box, wrong: object) -> None:

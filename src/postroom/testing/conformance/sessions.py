@@ -246,6 +246,48 @@ class Sessions(Suite):
             await dead.acknowledge()
         assert [message.body for message in await waiting] == [1]
 
+    @pytest.mark.parametrize("removal", ["acknowledge", "purge", "delete", "overflow", "redrive"])
+    async def test_with_on_dead_block_a_dead_letter_in_a_queue_of_ones_choice_holds_its_session_until_it_goes(
+        self, client: Client, world: World, removal: str
+    ) -> None:
+        world.needs("sessions", "capacity")
+        morgue = QueueDefinition(name="morgue", max_messages=1, overflow="drop_oldest")
+        await client.create_queue(morgue)
+        await client.create_queue(QueueDefinition(name="q", on_dead="block", dead_letter_queue="morgue"))
+        box = client.mailbox("q")
+        for number in range(2):
+            await box.send(number, session_id="s")
+        [head] = await box.receive()
+        await head.dead_letter("why")
+        assert await box.receive() == []
+        if removal == "acknowledge":
+            [dead] = await client.mailbox("morgue").receive()
+            await dead.acknowledge()
+        elif removal == "purge":
+            await client.purge("morgue")
+        elif removal == "delete":
+            await client.delete_queue("morgue", force=True)
+        elif removal == "overflow":
+            await client.mailbox("morgue").send("another")
+        else:
+            await box.dead_letters.redrive()
+        assert await bodies(box.receive(max_messages=5)) == ([0, 1] if removal == "redrive" else [1])
+
+    async def test_with_on_dead_block_one_that_dies_again_among_the_dead_still_holds_its_session(
+        self, client: Client, world: World
+    ) -> None:
+        world.needs("sessions")
+        await client.create_queue(QueueDefinition(name="q", on_dead="block", dead_letter_queue="morgue"))
+        box, morgue = client.mailbox("q"), client.mailbox("morgue")
+        for number in range(2):
+            await box.send(number, session_id="s")
+        for mailbox in (box, morgue):
+            [message] = await mailbox.receive()
+            await message.dead_letter("why")
+        assert await box.receive() == []
+        assert await morgue.dead_letters.purge() == 1
+        assert await bodies(box.receive(max_messages=5)) == [1]
+
     async def test_with_on_dead_block_a_purge_lets_no_session_go_on(self, client: Client, world: World) -> None:
         """The dead letter that holds it up is still there."""
         world.needs("sessions", "purge")
