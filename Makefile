@@ -12,8 +12,8 @@ PIP_INSTALL := -m pip install -qq -c constraints.txt
 OTHER_PYTHONS := 3.12 3.13
 FAST := not slow and not faults and not soak
 WORKERS ?= 4
-# What depends on the Python that runs it. The edges are tested on one of them.
-LIBRARY := tests/core tests/flows tests/typing tests/model tests/conformance tests/drivers tests/testing
+# What depends on the Python that runs it. The edges, and the store that brings its own engine, are tested on one of them.
+LIBRARY := tests/core tests/flows tests/testing tests/drivers tests/conformance/test_memory.py
 PYTEST_OPTIONS ?=
 PINS := pyproject.toml constraints.txt
 
@@ -34,11 +34,11 @@ help: ## this list
 demo: $(VENV)/.runtime ## the main job on SQLite: workers, a kill -9, a redelivery, dead letters
 	@$(BIN)/postroom demo
 
-test: $(VENV)/.dev ## every test but the soak tests
+test: $(VENV)/.dev pyright ## every test but the soak tests, and a second type checker
 	$(PY) -m pytest $(PYTEST_OPTIONS) -m "not soak" -n $(WORKERS) --dist loadgroup
 
 check: $(VENV)/.dev ## lint, types and the fast tests, on every Python found; half a minute
-	@$(MAKE) -k -j2 $(GROUPED) --no-print-directory fast types $(OTHER_PYTHONS:%=fast-%) pyright lint
+	@$(MAKE) -k -j2 $(GROUPED) --no-print-directory fast types $(OTHER_PYTHONS:%=fast-%) lint
 	@echo "check: all good"
 
 bench: $(VENV)/.dev ## speed, as ratios to hand-written code in the same run

@@ -63,6 +63,7 @@ def test_a_foreign_file_is_refused_untouched(cli, tmp_path):
     assert (tmp_path / "mail.db").read_bytes() == b"this is a shopping list" * 100
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
 @pytest.mark.parametrize("command", [("ls",), ("info", "orders"), ("send", "orders", "x"), ("ls", "--json")])
 def test_output_that_cannot_be_written_is_one_line_and_exit_code_1(orders, command):

@@ -98,6 +98,7 @@ def test_follow_takes_what_comes_until_it_has_enough(cli, orders):
     assert (left.body, left.delivery_count) == (b"three", 1)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_follow_with_130_and_leaves_nothing_in_flight(orders):
     orders.send(b"one")
     with subprocess.Popen([*PROGRAM, "receive", "orders", "--follow", "--ack"], stdout=subprocess.PIPE) as process:
@@ -108,6 +109,7 @@ def test_ctrl_c_ends_a_follow_with_130_and_leaves_nothing_in_flight(orders):
     assert orders.info().in_flight == 0
 
 
+@pytest.mark.slow
 def test_raw_writes_the_bodies_and_nothing_else(orders):
     bodies = [b"\x00\xff\n\x1b[31m", b"", b"no line end"]
     for body in bodies:
@@ -127,6 +129,7 @@ def test_raw_is_for_programs(cli, orders, terminal):
     assert orders.info().in_flight == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [(), ("--json",), ("--raw",), ("--follow",)])
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
 def test_what_a_full_disk_did_not_take_stays_in_the_queue(orders, how):
@@ -141,6 +144,7 @@ def test_what_a_full_disk_did_not_take_stays_in_the_queue(orders, how):
     assert (left.id, left.delivery_count) == (id, 1)
 
 
+@pytest.mark.slow
 def test_what_could_not_be_written_stays_in_the_queue(orders):
     ids = {orders.send(b"x" * 4000) for _ in range(100)}
     with subprocess.Popen(
@@ -155,6 +159,7 @@ def test_what_could_not_be_written_stays_in_the_queue(orders):
     assert orders.info().in_flight == 0
 
 
+@pytest.mark.slow
 def test_a_slow_writers_lines_are_sent_as_they_come(orders):
     with subprocess.Popen(
         [*PROGRAM, "send", "orders", "--lines"], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -48,6 +48,7 @@ def test_an_empty_message_has_to_be_meant(cli, orders, monkeypatch):
     assert [message.body for message in orders.receive(max_messages=10)] == [b"", b""]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [(), ("-",), ("--lines",)])
 def test_a_closed_stdin_is_a_usage_error(orders, arguments):
     send = shlex.join([*PROGRAM, "send", "orders", *arguments])

@@ -5,7 +5,11 @@ import signal
 import subprocess
 import time
 
+import pytest
+
 from tests.cli.conftest import PROGRAM
+
+pytestmark = pytest.mark.slow  # each starts the program anew
 
 EVIL = b"\x1b]0;owned\x07\x1b[2J \xe2\x80\xae"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from postroom.testing.conformance import Conformance, UrlStore
-from postroom.testing.conformance.world import unique
+from postroom.testing.conformance.world import Flavour, unique
 
 
 class Memory(UrlStore):
@@ -20,6 +20,11 @@ class ByReference(UrlStore):
 
 class TestMemory(Conformance):
     store = Memory
+
+    # In `make check` memory stands for the async flavour and SQLite for the sync one; `make test` runs both on both.
+    @pytest.fixture(params=[pytest.param("sync", marks=pytest.mark.slow), "async"])
+    def flavour(self, request: pytest.FixtureRequest) -> Flavour:
+        return request.param
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ class OnDisk(UrlStore):
 class TestSqlite(Conformance):
     store = InMemoryFile
 
-    # The async flavour is the same statements in threads: quickly only what is about tasks, the rest in `make test`.
+    # The async flavour is the same statements in threads; see `test_memory` for who stands for which.
     @pytest.fixture(params=["sync", pytest.param("async", marks=pytest.mark.slow)])
     def flavour(self, request: pytest.FixtureRequest) -> Flavour:
         return request.param

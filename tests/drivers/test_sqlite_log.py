@@ -37,6 +37,7 @@ def driver(opened):
     return driver
 
 
+@pytest.mark.slow
 def test_a_steady_stream_does_not_make_the_log_grow_for_ever(shop, driver):
     run_through(driver, 30_000)
     header = shop.with_name("shop.db-wal").read_bytes()[:32]
