@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a smoke run of under a minute: its values mean little")
     parser.add_argument("--only", choices=["memory", "sqlite", "idle", "import"], help="one part of it")
     parser.add_argument("--dir", type=Path, help="where the SQLite files go (a temporary directory)")
-    parser.add_argument("--json", type=Path, default=RESULTS / "latest.json", help="where the figures are kept")
+    parser.add_argument("--json", type=Path, help="where the figures are kept (bench/results, of a whole run)")
     parser.add_argument("--strict", action="store_true", help="exit 1 when a target is missed")
     given = parser.parse_args(arguments)
 
@@ -52,9 +52,12 @@ def main(arguments: list[str] | None = None) -> int:
         shutil.rmtree(directory, ignore_errors=True)
 
     missed = table.missed()
-    given.json.parent.mkdir(parents=True, exist_ok=True)
-    kept = {"machine": machine, "quick": given.quick, "figures": {f.key: f.as_json() for f in table}}
-    given.json.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    # A part or a smoke run must not pass for the figures of the library.
+    whole = None if given.quick or given.only else RESULTS / "latest.json"
+    if (path := given.json or whole) is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = {"machine": machine, "quick": given.quick, "figures": {f.key: f.as_json() for f in table}}
+        path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     aimed = sum(figure.target is not None for figure in table)
     print(f"\n{aimed - len(missed)} of {aimed} targets met in {time.monotonic() - start:.0f} s")
     for figure in missed:

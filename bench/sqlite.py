@@ -299,6 +299,7 @@ def round_trip(table: Table, directory: Path, *, rounds: int, n: int) -> None:
         rings.ring()
         child.wait(30)
         raw_child.wait(30)
+        waits.close()
     for share, at_most in ((0.5, 1.5), (0.99, None)):
         ours, by_hand = percentile(seen["ours"], share), percentile(seen["raw"], share)
         table.add(

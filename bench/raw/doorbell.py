@@ -2,7 +2,7 @@
 
     python -m bench.raw.doorbell FILE    the echoing side
 
-Each queue has a socket beside the file, bound by whoever waits there.
+Each queue has a socket, bound by whoever waits there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import tempfile
+import zlib
 
 from bench.body import Order
 from bench.raw.sqlite import RawQueue
@@ -19,7 +21,8 @@ class Bell:
     """Wakes the one process that waits at a queue."""
 
     def __init__(self, path: str, queue: int, *, waits: bool) -> None:
-        self._path = f"{path}.{queue}.bell"
+        # Not beside the file: a socket's path is at most some hundred bytes long.
+        self._path = f"{tempfile.gettempdir()}/postroom-raw-{zlib.crc32(path.encode()):08x}.{queue}.bell"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(True)
         if waits:
@@ -32,6 +35,11 @@ class Bell:
             self._socket.sendto(b"!", self._path)
         except OSError:
             pass  # nobody waits: a lost ring costs a poll
+
+    def close(self) -> None:
+        self._socket.close()
+        if os.path.exists(self._path):
+            os.unlink(self._path)
 
     def wait(self, timeout: float) -> None:
         self._socket.settimeout(timeout)
@@ -58,6 +66,7 @@ def echo(path: str) -> None:
         seq, token, order = take(requests, waits)
         requests.acknowledge(seq, token)
         if order.qty < 0:
+            waits.close()
             return
         replies.send(order)
         rings.ring()

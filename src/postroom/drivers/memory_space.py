@@ -202,7 +202,10 @@ class Space:
     ) -> Claimed:
         fences = self.fences
         if fences and fences.get(claim_id, 0.0) > now:
-            return Claimed()
+            return _NOTHING
+        if not queue.entries and session is None:
+            queue.touched = now
+            return _NOTHING  # at a glance: who waits looks twice for each message
         buried = expired = 0
         if (queue.due.items and queue.due.items[0][0] <= now) or queue.expiry.items or queue.locks:
             buried, expired = self.tidy(queue, now, limit)
