@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import postroom.errors
@@ -280,6 +280,8 @@ def test_a_plain_envelope_stores_no_head() -> None:
 
 
 @given(st.binary(max_size=40))
+@example(b"\xdd\x00\x00\x00\x05\x00\xa1\x80")  # a text that is not UTF-8
+@example(b"\x91" * 100_000)
 def test_a_damaged_head_is_a_fault_and_never_an_exception(head: bytes) -> None:
     found = unpack_head("1", b"body", head)
     assert found.body == b"body"

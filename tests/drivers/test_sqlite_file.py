@@ -257,6 +257,29 @@ def test_one_damaged_row_does_not_hide_its_neighbours(shop, opened):
     assert [(d.envelope.id, d.envelope.fault is None) for d in found] == [("0", True), ("1", False), ("2", True)]
 
 
+@pytest.mark.parametrize(
+    ("column", "garbage"),
+    [
+        ("rules", b"\xc1"),
+        ("rules", "text"),
+        ("rules", b"\x81\xa8sessions\xa1\x80"),
+        ("status", "odd"),
+        ("created_at", "now"),
+    ],
+)
+def test_a_damaged_queue_is_named_and_hides_no_other(shop, opened, column, garbage):
+    driver = opened()
+    for queue in ("orders", "other"):
+        drive(driver.ensure(queue))
+    vandal = sqlite3.connect(shop, isolation_level=None)
+    vandal.execute(f"UPDATE postroom_queue SET {column} = ? WHERE name = 'orders'", (garbage,))
+    vandal.close()
+    anew = opened()
+    with pytest.raises(ConfigurationError, match="orders: what the file says of this queue"):
+        drive(anew.put("orders", [Envelope("1", b"x")]))
+    drive(anew.put("other", [Envelope("1", b"x")]))
+
+
 def test_the_address_of_a_file_may_need_quoting(tmp_path, opened):
     odd = tmp_path / "50% off? #1.db"
     drive(opened(odd).ensure("orders"))

@@ -270,6 +270,7 @@ MAX_NOTE = 1_000
 _encode = msgspec.msgpack.Encoder().encode
 _decode_head = msgspec.msgpack.Decoder(_Head).decode
 _decode_record = msgspec.msgpack.Decoder(_Record).decode
+_DAMAGED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # not ours; text that is not UTF-8; a deep pit
 
 
 def pack_head(envelope: Envelope) -> bytes | None:
@@ -302,7 +303,7 @@ def unpack_head(
     try:
         kept = _decode_head(head)
         fault = None if kept.version == HEAD_VERSION else f"envelope version {kept.version} is newer than this library"
-    except msgspec.MsgspecError as error:
+    except _DAMAGED as error:
         return Envelope(id, body, session_id=session_id, size=size, fault=f"the stored envelope is damaged: {error}")
     return Envelope(
         id,
@@ -332,7 +333,7 @@ def unpack_record(record: bytes | None) -> tuple[Death | None, tuple[Attempt, ..
         return None, ()
     try:
         kept = _decode_record(record)
-    except (msgspec.MsgspecError, TypeError):
+    except (*_DAMAGED, TypeError):
         return None, ()
     return kept.death, kept.history
 

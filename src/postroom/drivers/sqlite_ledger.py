@@ -12,7 +12,7 @@ import msgspec
 
 from postroom.core.definition import QueueStatus, Rules
 from postroom.drivers.sqlite_file import SQL
-from postroom.errors import MailboxFullError, QueueNotFoundError
+from postroom.errors import ConfigurationError, MailboxFullError, QueueNotFoundError
 
 _NEVER = float("inf")
 _decode_rules = msgspec.msgpack.Decoder(Rules).decode
@@ -184,7 +184,14 @@ class Ledger:
         if row is None:
             return None
         id, name, _, rules, status, sessions, created_at, updated_at, dead = row
-        law, state = _decode_rules(rules), QueueStatus(status)
+        try:
+            law, state = _decode_rules(rules), QueueStatus(status)
+            created_at, updated_at = float(created_at), float(updated_at)
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"{name}: what the file says of this queue (postroom_queue, id {id}) is damaged: {error}. Somebody "
+                "wrote there by hand: undo that, or restore the row from a copy"
+            ) from error
         asks_nothing = not law.bounded and law.sessions == "optional"
         # fmt: off
         found = Queue(id, name, law, state, bool(sessions), created_at, updated_at, dead,
