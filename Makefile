@@ -38,7 +38,7 @@ test: $(VENV)/.dev pyright ## every test but the soak tests, and a second type c
 	$(PY) -m pytest $(PYTEST_OPTIONS) -m "not soak" -n $(WORKERS) --dist loadgroup
 
 check: $(VENV)/.dev ## lint, types and the fast tests, on every Python found; half a minute
-	@$(MAKE) -k -j2 $(GROUPED) --no-print-directory fast types $(OTHER_PYTHONS:%=fast-%) lint
+	@$(MAKE) -k -j4 $(GROUPED) --no-print-directory fast types $(OTHER_PYTHONS:%=fast-%) lint
 	@echo "check: all good"
 
 bench: $(VENV)/.dev ## speed, as ratios to hand-written code in the same run
@@ -83,7 +83,7 @@ fast: $(VENV)/.dev
 fast-%: $(VENV)/.dev .venv-%/.tests
 	@if [ -f .venv-$*/.tests ]; then \
 		echo "fast tests on $$(.venv-$*/bin/python --version)" && \
-		.venv-$*/bin/python -m pytest $(PYTEST_OPTIONS) -q -m "$(FAST)" -n 2 --dist loadgroup \
+		.venv-$*/bin/python -m pytest $(PYTEST_OPTIONS) -q -m "$(FAST)" -p no:xdist \
 			-p no:cacheprovider $(LIBRARY); \
 	elif tools/python-for $* >/dev/null; then \
 		echo "fast tests on Python $*: that is $(VENV) itself"; \

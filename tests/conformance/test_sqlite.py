@@ -15,6 +15,8 @@ class InMemoryFile(UrlStore):
     """Making a database syncs it to disk, which takes far longer than a test: where the system has a disk in memory
     the file lies there."""
 
+    many = 2_000
+
     def __init__(self, tmp_path: Path) -> None:
         memory = "/dev/shm"
         self.folder = tempfile.mkdtemp(prefix="postroom-", dir=memory if os.access(memory, os.W_OK) else None)
