@@ -242,6 +242,9 @@ class Doorbell:
 
     def tell(self, news: News) -> None:
         """Ring at the other processes. Never fails, never blocks."""
+        nothing_yet = not (news.ready or news.room or news.changed)
+        if nothing_yet and min(news.due.values()) >= self._now() + 2 * self._poll:
+            return  # they will see it in time by themselves: so with every lease
         if (text := self._words(news)) and (others := self._list()):
             for name in others:
                 self._send(name, text)
@@ -249,11 +252,7 @@ class Doorbell:
     def _words(self, news: News) -> bytes:
         if news.changed:
             return _ALL
-        queues = {*news.ready, *news.room}
-        if news.due:
-            # What is due later than their next look they will see in time by themselves.
-            soon = self._now() + 2 * self._poll
-            queues.update(queue for queue, at in news.due.items() if at < soon)
+        queues = {*news.ready, *news.room, *news.due}
         if len(queues) > _MANY:
             return _ALL
         return b" ".join(
