@@ -70,15 +70,18 @@ def test_a_long_reader_lets_the_log_grow_and_loses_nothing(shop, driver, monkeyp
 def test_only_one_process_folds_at_a_time(shop, driver, monkeypatch):
     checkpointer = driver.store.site.checkpointer
     monkeypatch.setattr(checkpointer, "_serialise", True)
-    with closing(sqlite3.connect(shop, check_same_thread=False)) as connection:
+    with (
+        closing(sqlite3.connect(shop, check_same_thread=False)) as connection,
+        closing(sqlite3.connect(shop, check_same_thread=False, isolation_level=None)) as gate,
+    ):
         with checkpointer.turn(wait=False) as ours:
             assert ours
             done = []
-            other = threading.Thread(target=lambda: done.append(checkpointer.fold(connection)))
+            other = threading.Thread(target=lambda: done.append(checkpointer.fold(connection, gate)))
             other.start()
             other.join(10)
             assert done == [False]
-        assert checkpointer.fold(connection)
+        assert checkpointer.fold(connection, gate)
     assert shop.with_name("shop.db-fold").stat().st_mode & 0o777 == 0o600
 
 

@@ -20,6 +20,7 @@ except ImportError:  # not on this platform: there, files cannot be shared with 
 
 PAGES = 1_000  # written by this process since the last fold, by estimate
 _LARGE = 64 << 20  # bytes: a log that a long reader let grow so far is cut back once that is possible
+_SOON = 50  # ms: how long writers of this process may wait for those of others to let us fold
 _SAFE = (3, 51, 3)
 
 
@@ -51,7 +52,7 @@ class Checkpointer:
                         self._thread = thread  # only now: an interrupt in between costs a second one, not the only one
 
     def _work(self) -> None:
-        connection: sqlite3.Connection | None = None
+        pair: tuple[sqlite3.Connection, sqlite3.Connection] | None = None
         while True:
             self._due.wait()
             if self._closed:
@@ -59,32 +60,48 @@ class Checkpointer:
             self._pages = 0.0
             self._due.clear()
             try:
-                if connection is None:
+                if pair is None:
                     with self.guard:
-                        connection = self._connect()
-                        connection.execute("PRAGMA busy_timeout = 0")
-                self.fold(connection)
+                        pair = self._connect(), self._connect()
+                self.fold(*pair)
             except sqlite3.Error:
                 pass  # a full disk, a locked file: the commits say so, and the next thousand pages try again
-        if connection is not None:
+        for connection in pair or ():
             connection.close()
 
-    def fold(self, connection: sqlite3.Connection) -> bool:
-        """Once; False if another process is at it."""
+    def fold(self, connection: sqlite3.Connection, gate: sqlite3.Connection) -> bool:
+        """Once; False if another process is at it. `gate` is a second connection, for holding up writers."""
         with self.guard, self.turn(wait=False) as ours:
             if not ours:
                 return False
-            _, log, folded = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            connection.execute("PRAGMA busy_timeout = 0")
+            _, log, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             if log < PAGES:
                 return True
             # The log begins anew only when a writer finds all of it folded, and under a steady stream somebody always
-            # wrote meanwhile: it would grow for ever. What is left is little; for that our own writers wait.
-            with self._writers:
+            # wrote meanwhile, here or in another process. It would grow for ever, and as long as its file grows each
+            # sync costs twice as much. What is left is little: for that all writers wait.
+            with self._writers, self._closed_to_writers(gate):
                 _, log, folded = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-                if log == folded and self._log_size() > _LARGE:
-                    # With no busy timeout it gives up where a reader still needs the log, and holds up nobody.
+            if log == folded and self._log_size() > _LARGE:
+                with self._writers:
+                    # With no busy timeout it gives up where somebody still needs the log, and holds up nobody.
                     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             return True
+
+    @contextmanager
+    def _closed_to_writers(self, gate: sqlite3.Connection) -> Iterator[None]:
+        """Hold SQLite's write lock, if it is to be had soon; without it the next thousand pages bring another try."""
+        gate.execute(f"PRAGMA busy_timeout = {_SOON}")
+        try:
+            gate.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            gate.execute("ROLLBACK")
 
     def _log_size(self) -> int:
         try:

@@ -172,9 +172,13 @@ class Doorbell:
                 self._nudge = _pair()
                 self._lead_poll = _poll_of(self._nudge[0], self._socket)
             ear, poll = self._nudge[0], self._lead_poll
-            waiter.leading = True
-            while not waiter.woken and not self._closed and (left := end - time.monotonic()) > 0:
+            while True:
+                # In this order: whoever wakes us now either is seen here or sees that a nudge is needed.
+                waiter.leading = True
+                if waiter.woken or self._closed or (left := end - time.monotonic()) <= 0:
+                    break
                 ready = poll.poll(min(left, self._poll) * 1000)
+                waiter.leading = False  # what we hear rings for us, as a rule, and we are awake
                 if not ready and left > self._poll:
                     self._look()
                 for descriptor, _ in ready:
