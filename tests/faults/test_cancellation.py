@@ -16,6 +16,7 @@ import pytest
 import postroom
 import postroom.aio
 from postroom.aio import AsyncMailbox, AsyncQueueClient
+from postroom.drivers import sqlite
 from tests.faults.checker import History, prove
 from tests.faults.rig import PATIENCE, note_received
 
@@ -23,6 +24,12 @@ pytestmark = pytest.mark.faults
 
 When = Literal["early", "late"]
 Box = AsyncMailbox[Any, Any]
+
+
+@pytest.fixture(autouse=True)
+def on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the file is busy: a step that is carried out on the loop has no await to be cancelled at."""
+    monkeypatch.setattr(sqlite, "_FEW", 0)
 
 
 class Struck:

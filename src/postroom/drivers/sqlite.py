@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any, Literal, TypeVar
 
 from postroom.core.address import Address
@@ -37,11 +38,15 @@ from postroom.drivers.sqlite_settings import Settings, capabilities
 from postroom.drivers.sqlite_settle import acknowledge
 from postroom.drivers.sqlite_settle import settle as settle_all
 from postroom.drivers.sqlite_step import Step
-from postroom.drivers.sqlite_store import Store
+from postroom.drivers.sqlite_store import Store, WouldBlock
 from postroom.drivers.sqlite_wait import Waiting
 from postroom.errors import MailboxConnectionError, QueueNotFoundError, ServiceUnavailableError, UnsupportedError
 
 T = TypeVar("T")
+
+# On an event loop: what is so small is carried out on the spot; what took longer than this shows that the disk is slow
+# today, and for so many seconds nothing is.
+_FEW, _BRIEF, _CAUTION = 100, 0.005, 10.0
 
 
 def open(address: Address, *, flavour: Literal["sync", "async"], **options: Any) -> SqliteDriver:
@@ -62,6 +67,7 @@ class SqliteDriver:
         self._send_full = settings.durability != "relaxed"  # sends, and whatever else must outlive a power cut
         self._take_full = settings.durability == "strict"  # what may be undone, as it can only cause a redelivery
         self._closed = Bell()
+        self._slow_until = 0.0  # until then no step is carried out on the event loop
         self._dry: set[str] = set()  # queues where the latest claim that could wait found nothing at first
 
     def now(self) -> float:
@@ -77,6 +83,32 @@ class SqliteDriver:
             raise QueueNotFoundError(
                 f"{idle.queue.name}: the queue was deleted after it had been idle for its limit"
             ) from None
+
+    def _on_the_spot(self, size: int) -> bool:
+        """Whether an event loop may carry out a step on so many messages itself: handing it to a thread and back takes
+        as long as the step."""
+        return (
+            self.io.flavour == "async"
+            and size <= _FEW
+            and not self.store.site.lock.locked()
+            and monotonic() >= self._slow_until
+        )
+
+    async def _brief(self, work: Callable[[Step], T], full: bool, size: int) -> T:
+        """A step that is short unless it is synced or somebody else is writing."""
+        if not full and self._on_the_spot(size):
+            start = monotonic()
+            try:
+                return self.store.write_at_once(work)
+            except (WouldBlock, Idle):
+                pass  # to delete an idle queue takes its time, too
+            finally:
+                if monotonic() - start > _BRIEF:
+                    self._slow_until = start + _CAUTION  # a cold or busy disk: let a thread wait for it
+        return await self.io.call(self._write, work, full)
+
+    async def _glance(self, work: Callable[[Step], T]) -> T:
+        return self.store.glance(work) if self._on_the_spot(1) else await self.io.call(self.store.glance, work)
 
     def _look(self, name: str, work: Callable[[Step, Queue], T]) -> T:
         """Look at a queue without holding up writers, once time has done its work there."""
@@ -321,11 +353,11 @@ class SqliteDriver:
             while settle or not self._closed.rung:
                 if waiting is not None:
                     waiting.arm()
-                    if glance and first and await self.io.call(self.store.glance, nothing_there):
+                    if glance and first and await self._glance(nothing_there):
                         first = False
                         await waiting.sleep()
                         continue
-                taken = await self.io.call(self._write, work, full)
+                taken = await self._brief(work, full, n + len(settle))
                 settle, full = (), self._take_full
                 buried, expired = buried + taken.buried, expired + taken.expired
                 if first and not more:
@@ -365,7 +397,7 @@ class SqliteDriver:
                     return done
             return settle_all(step, step.queue(queue), batch, putting.put_reply)
 
-        return await self.io.call(self._write, work, self._take_full or (self._send_full and _carries(batch)))
+        return await self._brief(work, self._take_full or (self._send_full and _carries(batch)), len(batch))
 
     async def abandon(self, queue: str, claim_id: str) -> None:
         site = self.store.site
@@ -380,7 +412,7 @@ class SqliteDriver:
         # The fence stands before the step begins: a claim with this id either was committed before, and then the step
         # finds what it took, or comes after, and then it sees the fence.
         site.fence(claim_id, self.now())
-        await self.io.call(self._write, work, self._take_full)
+        await self._brief(work, self._take_full, 1)
 
     # --- sessions ----------------------------------------------------------------------------------------------
 

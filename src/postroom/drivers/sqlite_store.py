@@ -41,6 +41,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+class WouldBlock(Exception):  # not an error: the caller goes another way
+    """Somebody else is writing, and the caller would have to wait for it."""
+
+
 class Store:
     """One driver's use of a file. Opens it at once, so that a wrong path fails when connecting."""
 
@@ -120,8 +124,32 @@ class Store:
             self._after_fork()
         site = self.site
         with site.lock:
-            connection = self._ready(full)
-            result, step = self._persist(connection, work)
+            result, step = self._persist(self._ready(full), work)
+            if step.written and site.checkpointer is not None:
+                site.checkpointer.wrote(step.written)
+        if step.news:
+            site.publish(step.news)
+        return result
+
+    def write_at_once(self, work: Callable[[Step], T]) -> T:
+        """The same for whoever must not wait, an event loop: WouldBlock, and nothing done, if others are at it.
+
+        Never synced, so that no disk decides how long it takes.
+        """
+        if self._pid != os.getpid():
+            self._after_fork()
+        site = self.site
+        # Not `acquire(blocking=False)`: an interrupt right behind it would leave the lock held for ever. Whoever comes
+        # between this look and the lock makes us wait for one step.
+        if site.lock.locked():
+            raise WouldBlock
+        with site.lock:
+            try:
+                result, step = self._step(self._ready(False), work)
+            except sqlite3.Error as error:
+                if is_busy(error):
+                    raise WouldBlock from None
+                raise translate(error, self.path) from error
             if step.written and site.checkpointer is not None:
                 site.checkpointer.wrote(step.written)
         if step.news:
