@@ -112,6 +112,53 @@ def test_a_batch_has_a_limit() -> None:
     assert len(results) == 4
 
 
+class Slow(Inline):
+    """Lets the others run until as many as wanted are in line."""
+
+    gatherer: Gatherer[int, int]
+    wanted = 0
+
+    async def let_others_run(self) -> None:
+        in_line(self.gatherer, self.wanted)
+
+
+def test_whoever_comes_first_after_a_batch_of_several_takes_along_those_who_come_right_behind() -> None:
+    """Else every other call would carry a single item."""
+    store, io = Store(), Slow()
+    io.gatherer = gatherer = Gatherer(io, store.act)
+    io.wanted = 5  # the first one itself is in line too
+    threads, _ = callers(gatherer, store, 5)
+    store.open.set()
+    for thread in threads:
+        thread.join(10)
+    again, results = [], {}
+    for item in range(5):
+        again.append(threading.Thread(target=lambda item=item: results.update({item: drive(gatherer.run([item]))})))
+        again[-1].start()
+    for thread in again:
+        thread.join(10)
+    assert results == {n: [n * 2] for n in range(5)}
+    assert [len(batch) for batch in store.batches] == [1, 4, 5]
+
+
+def test_after_a_call_for_one_a_lone_caller_goes_at_once_again() -> None:
+    store, io = Store(), Slow()
+    io.gatherer = gatherer = Gatherer(io, store.act)
+    io.wanted = 1
+    threads, _ = callers(gatherer, store, 3)
+    store.open.set()
+    for thread in threads:
+        thread.join(10)
+    one = threading.Thread(target=lambda: drive(gatherer.run([7])))
+    one.start()
+    one.join(10)
+    io.wanted = 1_000  # whoever let others run now would never come back
+    another = threading.Thread(target=lambda: drive(gatherer.run([8])), daemon=True)
+    another.start()
+    another.join(10)
+    assert store.batches[2:] == [[7], [8]]
+
+
 def test_the_main_thread_takes_no_part() -> None:
     """It alone gets Ctrl-C, which could strike between taking the lead and giving it back: it goes its own way."""
     store = Store()
@@ -232,5 +279,24 @@ def test_one_that_leaves_the_line_takes_its_items_along() -> None:
         store.gate.set()
         await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
         assert store.batches == [[0], [1]]
+
+    asyncio.run(main())
+
+
+def test_a_task_cancelled_while_it_lets_others_run_leaves_the_lead_to_them() -> None:
+    async def main() -> None:
+        store = AsyncStore()
+        gatherer = Gatherer(Awaiting(), store.act)
+        first = [asyncio.create_task(gatherer.run([n])) for n in range(4)]
+        await settle_down()
+        store.gate.set()
+        await asyncio.gather(*first)
+        tasks = [asyncio.create_task(gatherer.run([n])) for n in (10, 11)]
+        await asyncio.sleep(0)  # the first lets others run, the second is in line behind it
+        tasks[0].cancel()
+        assert await asyncio.wait_for(tasks[1], 10) == [22]
+        assert tasks[0].cancelled()
+        assert await asyncio.wait_for(gatherer.run([50]), 10) == [100]
+        assert [item for batch in store.batches for item in batch] == [0, 1, 2, 3, 11, 50]
 
     asyncio.run(main())

@@ -13,6 +13,7 @@ It says only "look": what is there is decided by the store. A lost ring costs a 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
 
@@ -112,6 +113,10 @@ class Io(Protocol):
         """Whether Ctrl-C may strike the caller between any two steps: such a caller must not act for others."""
         ...
 
+    async def let_others_run(self) -> None:
+        """Those who could go on now do, before we do."""
+        ...
+
     async def shield(self, coro: Coroutine[Any, Any, T], limit: float | None) -> T | None:
         """Run `coro` to its end even if the caller is cancelled, for at most `limit` seconds; None when time was up."""
         ...
@@ -172,6 +177,9 @@ class Inline:
     def interruptible(self) -> bool:
         return threading.current_thread() is threading.main_thread()
 
+    async def let_others_run(self) -> None:
+        time.sleep(0)  # noqa: ASYNC251  # no loop runs here: it lets go of the interpreter
+
     async def shield(self, coro: Coroutine[Any, Any, T], limit: float | None) -> T | None:
         return await coro
 
@@ -230,6 +238,11 @@ class Awaiting:
 
     def interruptible(self) -> bool:
         return False  # Ctrl-C cancels tasks, and what acts for others is shielded from that
+
+    async def let_others_run(self) -> None:
+        import asyncio
+
+        await asyncio.sleep(0)
 
     async def shield(self, coro: Coroutine[Any, Any, T], limit: float | None) -> T | None:
         import asyncio
