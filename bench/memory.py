@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import postroom
@@ -236,28 +237,42 @@ def in_threads(work: Callable[[int], None], workers: int) -> Callable[[int], Non
 
 
 def round_trip(table: Table, *, rounds: int, n: int) -> None:
-    """A request, acknowledged and answered by another thread; the answer received and acknowledged."""
+    """A request, acknowledged and answered by another thread; the answer received and acknowledged.
+
+    Where the two threads run decides more than what they do: on two cores each handing over wakes a core that sleeps.
+    The scheduler may well put one side's threads on one core and the other side's on two, so they are put there.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+    _round_trip(table, "round_trip", "as the scheduler puts them", None, rounds, n)
+    if len(cores) > 1:
+        _round_trip(table, "round_trip_one_core", "on one core", (cores[0], cores[0]), rounds, n)
+        _round_trip(table, "round_trip_two_cores", "on two cores", (cores[0], cores[1]), rounds, n)
+
+
+def _round_trip(table: Table, key: str, where: str, cores: tuple[int, int] | None, rounds: int, n: int) -> None:
     client = postroom.connect("memory://")
     requests, replies = client.mailbox("requests", Order), client.mailbox("replies", Order)
     raw_requests, raw_replies = RawMailbox(), RawMailbox()
     body, last = order(), order(qty=-1)
 
     def answer() -> None:
-        while True:
-            for message in requests.receive(wait_time_seconds=20):
-                message.acknowledge()
-                if message.body.qty < 0:
-                    return
-                replies.send(message.body)
+        with _on(cores and cores[1]):
+            while True:
+                for message in requests.receive(wait_time_seconds=20):
+                    message.acknowledge()
+                    if message.body.qty < 0:
+                        return
+                    replies.send(message.body)
 
     def raw_answer() -> None:
-        while True:
-            letter = raw_requests.receive(wait=20)
-            if letter is not None:
-                raw_requests.acknowledge(letter)
-                if letter.body.qty < 0:
-                    return
-                raw_replies.send(letter.body)
+        with _on(cores and cores[1]):
+            while True:
+                letter = raw_requests.receive(wait=20)
+                if letter is not None:
+                    raw_requests.acknowledge(letter)
+                    if letter.body.qty < 0:
+                        return
+                    raw_replies.send(letter.body)
 
     def trip() -> None:
         requests.send(body)
@@ -273,7 +288,8 @@ def round_trip(table: Table, *, rounds: int, n: int) -> None:
     crew = [threading.Thread(target=work, daemon=True) for work in (answer, raw_answer)]
     for thread in crew:
         thread.start()
-    seen = trips([("ours", trip), ("raw", raw_trip)], rounds=rounds, n=n)
+    with _on(cores and cores[0]):
+        seen = trips([("ours", trip), ("raw", raw_trip)], rounds=rounds, n=n)
     requests.send(last)
     raw_requests.send(last)
     for thread in crew:
@@ -281,13 +297,27 @@ def round_trip(table: Table, *, rounds: int, n: int) -> None:
     for share, at_most in ((0.5, 2.0), (0.99, None)):
         ours, raw = percentile(seen["ours"], share), percentile(seen["raw"], share)
         table.add(
-            f"memory_round_trip_p{share * 100:.0f}",
-            f"memory round trip between threads, p{share * 100:.0f} to raw",
+            f"memory_{key}_p{share * 100:.0f}",
+            f"memory round trip, threads {where}, p{share * 100:.0f} to raw",
             ours / raw,
             at_most=at_most,
             ours=ours,
             raw=raw,
         )
+
+
+@contextmanager
+def _on(core: int | None) -> Iterator[None]:
+    """This thread on that core, or wherever it likes."""
+    if core is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def size(table: Table, *, n: int) -> None:
