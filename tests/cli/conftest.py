@@ -42,6 +42,7 @@ def url(tmp_path, monkeypatch):
     monkeypatch.setenv("POSTROOM_URL", url)
     monkeypatch.delenv("POSTROOM_DEBUG", raising=False)
     monkeypatch.delenv("POSTROOM_NAMESPACE", raising=False)
+    monkeypatch.delenv("POSTROOM_MAX_BODY", raising=False)
     return url
 
 

@@ -39,15 +39,21 @@ def test_the_demo_loses_nothing_and_leaves_nothing_behind(tmp_path):
 
 @pytest.mark.slow
 def test_demos_share_a_file_and_each_keeps_its_own_count(tmp_path):
-    demos = [start("--json", "demo", "--path", str(tmp_path / "kept.db")) for _ in range(3)]
+    where = ("--path", str(tmp_path / "kept.db"))
+    demos = [
+        start("--json", "demo", *where),
+        start("--json", "demo", *where, env={"POSTROOM_NAMESPACE": "set for others"}),
+        start("--json", "--namespace", "tenant", "demo", *where),
+    ]
     for demo in demos:
         out, err = demo.communicate(timeout=55)
         assert (demo.returncode, err) == (0, "")
         tally = json.loads(out)
         assert (tally["sent"], tally["acknowledged"], tally["missing"], tally["wrong"]) == (18, 18, [], [])
         assert (tally["left_in_queue"], tally["dead"]) == (0, 0)
-    with postroom.connect(f"sqlite:///{tmp_path}/kept.db") as client:
-        assert len(client.list_queues()) == 3
+    for namespace, queues in (("", 2), ("tenant", 1)):
+        with postroom.connect(f"sqlite:///{tmp_path}/kept.db", namespace=namespace) as client:
+            assert len(client.list_queues()) == queues
 
 
 def test_the_demo_has_a_store_of_its_own(cli):

@@ -101,6 +101,26 @@ def test_a_namespace_is_a_world_of_its_own(cli, orders):
     assert [queue["name"] for queue in cli("--json", "--namespace", "tenant", "ls").json] == ["theirs"]
 
 
+@pytest.mark.parametrize("where", [(), ("--url",)], ids=["url from the environment", "url given"])
+def test_the_environment_chooses_the_namespace_whatever_names_the_store(cli, orders, url, monkeypatch, where):
+    """A purge that went to another tenant's queue could not be undone."""
+    given = (*where, url) if where else ()
+    assert cli("--namespace", "tenant", "create", "theirs").code == 0
+    monkeypatch.setenv("POSTROOM_NAMESPACE", "tenant")
+    assert [queue["name"] for queue in cli(*given, "--json", "ls").json] == ["theirs"]
+    assert cli(*given, "--namespace", "other", "--json", "ls").json == []
+    assert cli("--url", f"{url}?namespace=other", "--json", "ls").json == [], "what is said on the spot counts"
+
+
+def test_the_environment_raises_the_limit_of_bodies(cli, orders, monkeypatch):
+    large = b"x" * (2 << 20)
+    assert cli("send", "orders", stdin=large).code == 1
+    monkeypatch.setenv("POSTROOM_MAX_BODY", str(4 << 20))
+    assert cli("send", "orders", stdin=large).code == 0
+    monkeypatch.setenv("POSTROOM_MAX_BODY", "huge")
+    assert cli("ls").code == 2
+
+
 def test_a_store_that_keeps_nothing_says_so(cli):
     listed = cli("--url", "memory://", "ls")
     assert (listed.code, "only while this command runs" in listed.err) == (0, True)

@@ -7,6 +7,7 @@ poison; at the end nothing is missing.
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from urllib.parse import quote
 
@@ -37,13 +38,14 @@ def demo(settings: Settings, path: str | None) -> int:
     file = directory / "orders.db" if path is None else Path(path).absolute()
     # In a file that is kept there may be the queue of another demo, even one that runs right now.
     queue = "orders" if path is None else f"orders-{os.urandom(3).hex()}"
-    url = f"sqlite:///{quote(str(file))}"
+    # The workers are told by the URL: what the shell happens to have set must not part them from the demo.
+    url = f"sqlite:///{quote(str(file))}" + (f"?namespace={quote(settings.namespace)}" if settings.namespace else "")
     teller = Teller(quiet=settings.json)
-    stage = Stage(directory, url, queue, settings.namespace)
+    stage = Stage(directory, url, queue)
     stage.on_entry = teller.entry
     keep = False
     try:
-        with postroom.connect(url, namespace=settings.namespace or "") as client:
+        with postroom.connect(url) as client:
             tally = play(client, stage, teller)
         keep = bool(tally.wrong)
     except Failure:
@@ -58,7 +60,7 @@ def demo(settings: Settings, path: str | None) -> int:
     else:
         teller.tally(tally)
         if path is not None:
-            teller.say(f"The file is kept. Look around: postroom --url {url} info {queue}")
+            teller.say(f"The file is kept. Look around: postroom --url {shlex.quote(url)} info {queue}")
     if tally.wrong:
         raise Failure(f"demo: {'; '.join(tally.wrong)}; see {directory}")
     return exits.OK

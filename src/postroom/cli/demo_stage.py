@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ PATIENCE = 45.0  # for each scene; a loaded machine is slow, a broken demo must 
 class Stage:
     """Workers come and go; what they write is told to `on_entry` while we wait."""
 
-    def __init__(self, directory: Path, url: str, queue: str, namespace: str | None) -> None:
+    def __init__(self, directory: Path, url: str, queue: str) -> None:
         self.directory = directory
         self.url = url
         self.queue = queue
@@ -31,8 +30,6 @@ class Stage:
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.killed: set[str] = set()
         self.on_entry: Callable[[Entry], None] = lambda entry: None
-        # The demo's own namespace or none: what the shell happens to have set must not part it from its workers.
-        self._environment = {**os.environ, "POSTROOM_NAMESPACE": namespace or ""}
 
     def set_prices(self, prices: dict[str, float]) -> None:
         fresh = self.prices.with_suffix(".new")
@@ -47,7 +44,6 @@ class Stage:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=self._environment,
             )
         return self.workers[name].pid
 

@@ -6,12 +6,13 @@ The global options may stand before or after the command's name; all of them lan
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import click
 
@@ -31,8 +32,18 @@ class Settings:
     def connect(self) -> postroom.QueueClient:
         if not self.url:
             raise click.UsageError("no store: give --url, such as sqlite:///shop.db, or set POSTROOM_URL")
-        options = {} if self.namespace is None else {"namespace": self.namespace}
-        return postroom.connect(self.url, **options)
+        return postroom.connect(self.url, **self._options())
+
+    def _options(self) -> dict[str, str]:
+        """What the URL leaves open, from the environment. `connect` reads these variables only where it reads the URL
+        from there, too, and here a --url must not lead to another tenant's queues."""
+        in_url = dict(parse_qsl(urlsplit(self.url or "").query))
+        options = {
+            name: os.environ[variable]
+            for name, variable in (("namespace", "POSTROOM_NAMESPACE"), ("max_body", "POSTROOM_MAX_BODY"))
+            if os.environ.get(variable) and name not in in_url
+        }
+        return options if self.namespace is None else {**options, "namespace": self.namespace}
 
     @contextmanager
     def client(self, *, may_create: bool = False) -> Iterator[postroom.QueueClient]:
