@@ -47,7 +47,7 @@ bench: $(VENV)/.dev ## speed, as ratios to hand-written code in the same run
 docs: $(VENV)/.dev ## the documentation, in site/; a warning fails
 	@$(PY) tools/docs_gen.py --check
 	@$(PY) -m mkdocs --quiet build --strict
-	@echo "docs: site/index.html"
+	@echo "docs: site/index.html; with search: $(PY) -m http.server -d site"
 
 soak: $(VENV)/.dev ## the tests that run for minutes
 	$(PY) -m pytest $(PYTEST_OPTIONS) -m soak -n $(WORKERS) --dist loadgroup --timeout 1800
