@@ -74,6 +74,23 @@ def test_output_that_cannot_be_written_is_one_line_and_exit_code_1(orders, comma
     assert ("; the message was sent, as " in done.stderr) == (command[0] == "send"), "or a script sends it again"
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+@pytest.mark.parametrize("how", [(), ("--json",)], ids=repr)
+@pytest.mark.parametrize("buffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_lines_whose_ids_cannot_be_written_are_told_to_be_sent(orders, tmp_path, how, buffered):
+    (tmp_path / "three").write_text("1\n2\n3\n")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*PROGRAM, "send", "orders", "--lines", f"@{tmp_path}/three", *how],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": buffered},
+        )  # fmt: skip
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "cannot write the output: No space left on device; 3 messages sent before it" in done.stderr
+    assert orders.approximate_count() == 3
+
+
 def test_no_store_is_a_usage_error(cli, monkeypatch):
     monkeypatch.delenv("POSTROOM_URL")
     refused = cli("ls")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import BinaryIO
@@ -138,17 +138,16 @@ def _send_lines(
                     f"{error.format_message()}; {many(sent, 'message')} sent before it",
                     exits.PARTIAL if sent else exits.USAGE,
                 ) from error
-            for (at, text), result in zip(messages, results, strict=True):
-                if result.error is None:
-                    sent += 1
-                elif (refused := refused + 1) <= _NAMED:
+            sent += sum(result.ok for result in results)
+            for (at, _), result in zip(messages, results, strict=True):
+                if not result.ok and (refused := refused + 1) <= _NAMED:
                     complain(f"line {at} not sent: {result.error}")
-                if settings.json:
-                    outcome = {"id": result.id} if result.error is None else {"error": str(result.error)}
-                    show.json_line({"line": at, "bytes": len(text), **outcome})
-                elif result.id is not None and not show.on_terminal():
-                    print(result.id)
-            show.flush()
+            try:
+                _list(settings, messages, results)
+            except show.Unwritable as error:
+                raise show.Unwritable(
+                    f"{error}; {many(sent, 'message')} sent before it, up to line {number}"
+                ) from error
             advance(len(messages))
     took = time.monotonic() - started
     if not settings.json:
@@ -156,6 +155,17 @@ def _send_lines(
     if refused > _NAMED:
         complain(f"and {many(refused - _NAMED, 'more line')} not sent")
     return exits.OK if not refused else exits.PARTIAL if sent else exits.FAILED
+
+
+def _list(settings: Settings, messages: Sequence[tuple[int, bytes]], results: Sequence[postroom.SendResult]) -> None:
+    """The ids, for who reads them; a terminal is told a sum instead."""
+    for (at, text), result in zip(messages, results, strict=True):
+        if settings.json:
+            outcome = {"id": result.id} if result.ok else {"error": str(result.error)}
+            show.json_line({"line": at, "bytes": len(text), **outcome})
+        elif result.id is not None and not show.on_terminal():
+            show.part(f"{result.id}\n")
+    show.flush()
 
 
 def _message(text: bytes, options: postroom.SendOptions) -> postroom.QueueMessage:

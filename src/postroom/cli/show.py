@@ -60,6 +60,12 @@ def raw(data: bytes) -> None:
         sys.stdout.buffer.flush()
 
 
+def part(text: str) -> None:
+    """Some of many lines, not flushed one by one."""
+    with _writing():
+        sys.stdout.write(text)
+
+
 def flush() -> None:
     """What was printed by other means, out now."""
     with _writing():
