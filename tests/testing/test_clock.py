@@ -1,6 +1,7 @@
 """Time by hand."""
 
 import threading
+from datetime import UTC, datetime
 
 import pytest
 
@@ -17,6 +18,14 @@ def test_it_stands_still_until_it_is_moved():
     assert clock.now() == 105.0, "a clock never goes back"
     with pytest.raises(InvalidParameterError):
         clock.advance(-1)
+
+
+@pytest.mark.parametrize("wrong", [datetime(2026, 1, 1, tzinfo=UTC), "now", None, True, float("nan")])
+def test_it_starts_at_a_number(wrong):
+    with pytest.raises(InvalidParameterError, match="seconds since the epoch"):
+        ManualClock(wrong)
+    with pytest.raises(InvalidParameterError, match="seconds since the epoch"):
+        ManualClock().advance_to(wrong)
 
 
 def test_a_waiter_sleeps_until_the_time_it_waits_for_has_come():

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from postroom.testing import CollectingMailbox, FakeMailbox
+from postroom.testing import CollectingMailbox, FakeMailbox, NullMailbox
 from postroom.testing import assert_acknowledged as check_acknowledged
 from postroom.testing import assert_sent as check_sent
 from postroom.testing import drain as drain_worker
@@ -35,6 +35,14 @@ def test_the_fixture_is_a_fresh_client(postroom, assert_sent, assert_acknowledge
 
 def test_the_next_test_gets_another_one(postroom):
     assert postroom.list_queues() == []
+
+
+def test_the_fixtures_clock_is_the_tests_to_move(postroom, postroom_clock):
+    box = postroom.mailbox("box")
+    box.send("later", delay_seconds=3600)
+    assert box.receive() == []
+    postroom_clock.advance(3600)
+    assert [message.body for message in box.receive()] == ["later"]
 
 
 def test_a_wait_of_the_fixture_takes_no_time(postroom):
@@ -70,6 +78,13 @@ def test_a_mailbox_without_a_record_is_told_what_to_use(tmp_path):
 
     with pytest.raises(AssertionError, match="FakeMailbox"):
         check_sent(InMemoryMailbox("box"), 1)
+
+
+def test_a_mailbox_that_keeps_nothing_is_told_what_to_use():
+    null = NullMailbox("nowhere", str)
+    null.send("gone")
+    with pytest.raises(AssertionError, match="keeps no record: use a FakeMailbox"):
+        check_sent(null, "gone")
 
 
 def test_a_worker_that_never_ends_is_found_out():

@@ -12,6 +12,7 @@ import threading
 from postroom.core import limits
 from postroom.core.limits import Seconds
 from postroom.drivers.io import Bell
+from postroom.errors import InvalidParameterError
 
 
 class ManualClock:
@@ -23,7 +24,7 @@ class ManualClock:
     moved: Bell | None
 
     def __init__(self, start: float = 1_750_000_000.0, *, autojump: bool = False) -> None:
-        self._now = start
+        self._now = _instant(start, "start")
         self._lock = threading.Lock()
         self._bell = Bell()
         self.moved = self._bell
@@ -41,6 +42,7 @@ class ManualClock:
 
     def advance_to(self, at: float) -> None:
         """Let time pass until `at`; a clock never goes back."""
+        at = _instant(at, "at")
         with self._lock:
             self._now = max(self._now, at)
         self._bell.ring()
@@ -58,3 +60,9 @@ class ManualClock:
 
     def __repr__(self) -> str:
         return f"<ManualClock at {self._now:.3f}{', autojump' if self.autojump else ''}>"
+
+
+def _instant(at: float, what: str) -> float:
+    if isinstance(at, bool) or not isinstance(at, (int, float)) or not math.isfinite(at):
+        raise InvalidParameterError(f"{what} is seconds since the epoch, as datetime.timestamp() gives, not {at!r:.80}")
+    return float(at)

@@ -103,7 +103,8 @@ class Faulty:
         if verb != "*" and verb not in VERBS:
             raise InvalidParameterError(f"{operation!r} is no operation; there are {', '.join((*WORDS, *VERBS))} and *")
         if not isinstance(error, BaseException):
-            raise InvalidParameterError(f"error is the exception to raise, not {error!r:.80}")
+            hint = f"; make one, as in {error.__name__}('...')" if isinstance(error, type) else ""
+            raise InvalidParameterError(f"error is the exception to raise, not {error!r:.80}{hint}")
         fault = Fault(verb, kinds, error, times, after, skip)
         with self._lock:
             self.faults.append(fault)

@@ -41,7 +41,7 @@ def assert_acknowledged(mailbox: object, *bodies: object, times: int | None = No
 def _bodies(mailbox: object, what: str) -> list[object]:
     recording = recorder_of(mailbox)
     box = getattr(mailbox, "_box", None)
-    if recording is None or not isinstance(box, Box):
+    if recording is None or not recording.keeps or not isinstance(box, Box):
         raise AssertionError(
             f"{mailbox!r} keeps no record: use a FakeMailbox or CollectingMailbox, or the fixture `postroom`"
         )

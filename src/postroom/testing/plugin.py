@@ -15,17 +15,26 @@ import pytest
 
 if TYPE_CHECKING:
     from postroom import QueueClient
+    from postroom.testing import ManualClock
 
 # Its asserts should explain themselves as those of a test file do.
 pytest.register_assert_rewrite("postroom.testing.conformance")
 
 
 @pytest.fixture
-def postroom() -> Iterator[QueueClient]:
+def postroom_clock() -> ManualClock:
+    """The clock of the fixture `postroom`: `postroom_clock.advance(3600)`. Nobody waits for it: a wait moves it."""
+    from postroom.testing.clock import ManualClock
+
+    return ManualClock(autojump=True)
+
+
+@pytest.fixture
+def postroom(postroom_clock: ManualClock) -> Iterator[QueueClient]:
     """A fresh client on a memory store of its own, with production serialisation; `assert_sent` knows what it sent."""
     from postroom.testing.mailboxes import fresh_client
 
-    client = fresh_client()
+    client = fresh_client(postroom_clock)
     yield client
     client.close()
 
