@@ -83,7 +83,7 @@ class QueueDefinition:
     Only a value given explicitly that a store cannot honour is refused.
     """
 
-    name: str
+    name: str = dataclasses.field(kw_only=False)
     max_delivery_count: int | None = None  # 3; the Nth delivery is the last
     message_ttl: Seconds | None = None  # 24 h
     lock_duration: Seconds | None = None  # 60 s
@@ -115,8 +115,10 @@ class QueueDefinition:
         """What this asks for, resolved and checked; with `capabilities`, refusing what the store cannot honour."""
         if capabilities is not None:
             self._refuse_impossible(capabilities)
-        if self.dead_lettering is False and (self.dead_letter_queue or self.dead_letter_on_expiry):
+        if self.dead_lettering is False and self.dead_letter_queue:
             raise InvalidParameterError(f"{self.name}: a dead-letter queue is named, but dead_lettering is off")
+        if self.dead_lettering is False and self.dead_letter_on_expiry:
+            raise InvalidParameterError(f"{self.name}: dead_letter_on_expiry is on, but dead_lettering is off")
         if self.duplicate_detection is False and self.duplicate_detection_window is not None:
             raise InvalidParameterError(f"{self.name}: a window is given, but duplicate_detection is off")
         if self.overflow_timeout is not None and self.overflow != "wait":
@@ -183,7 +185,7 @@ class QueueDefinition:
             on_dead=rules.on_dead,
             dead_lettering=rules.dead_lettering,
             dead_letter_queue=rules.dead_letter_queue,
-            dead_letter_on_expiry=rules.expired_to_dead_letters or None,
+            dead_letter_on_expiry=rules.expired_to_dead_letters,
             duplicate_detection=rules.dedup,
             duplicate_detection_window=rules.dedup_window if rules.dedup else None,
             max_bytes=rules.max_bytes,
@@ -255,7 +257,7 @@ class QueueInfo:
 class QueueMessage:
     """A message of the raw client: bytes and properties, no type."""
 
-    body: bytes
+    body: bytes = dataclasses.field(kw_only=False)
     message_id: str | None = None
     session_id: str | None = None
     correlation_id: str | None = None
