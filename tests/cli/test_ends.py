@@ -96,6 +96,7 @@ def test_no_store_is_a_usage_error(cli, monkeypatch):
     refused = cli("ls")
     assert (refused.code, "POSTROOM_URL" in refused.err) == (2, True)
     assert cli("--url", "nosuch://x", "ls").code == 2
+    assert cli("--url", "sqlite://[x", "ls").code == 2
 
 
 @pytest.mark.parametrize("arguments", [("frob",), ("ls", "--frob"), ("info",), ("dlq", "frob"), ()])

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import click
 
@@ -37,7 +37,7 @@ class Settings:
     def _options(self) -> dict[str, str]:
         """What the URL leaves open, from the environment. `connect` reads these variables only where it reads the URL
         from there, too, and here a --url must not lead to another tenant's queues."""
-        in_url = dict(parse_qsl(urlsplit(self.url or "").query))
+        in_url = dict(parse_qsl(_parts(self.url).query))
         options = {
             name: os.environ[variable]
             for name, variable in (("namespace", "POSTROOM_NAMESPACE"), ("max_body", "POSTROOM_MAX_BODY"))
@@ -63,9 +63,16 @@ class Settings:
 pass_settings: Callable[..., Any] = click.make_pass_decorator(Settings, ensure=True)
 
 
+def _parts(url: str | None) -> SplitResult:
+    try:
+        return urlsplit(url or "")
+    except ValueError:
+        return urlsplit("")  # what is wrong with it is for `connect` to say
+
+
 def file_of(url: str | None) -> Path | None:
     """The file a URL names, if its store is one file."""
-    parts = urlsplit(url or "")
+    parts = _parts(url)
     if parts.scheme != "sqlite" or not parts.path.startswith("/") or len(parts.path) < 2:
         return None
     return Path(unquote(parts.path)[1:])

@@ -15,6 +15,7 @@ from postroom.errors import ConfigurationError, InvalidParameterError
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}\Z")
 _DEAD = "!dead"  # outside the alphabet: no user's queue can be called so
 _SECRETS = ("password", "secret", "token", "key")
+_HARMLESS = re.compile(r"[\w./\\~-]{1,80}\Z")  # a path or a name: nothing a password could stand in
 
 
 def check_name(name: str, what: str = "a queue name") -> str:
@@ -87,11 +88,11 @@ def parse_url(url: str) -> Address:
     `sqlite:///shop.db` is a relative path and `sqlite:////var/lib/shop.db` an absolute one, as in SQLAlchemy.
     """
     if not isinstance(url, str) or "://" not in url:
-        raise ConfigurationError(
-            "a store's URL looks like sqlite:///shop.db, memory:// or redis://host:6379/0; "
-            f"got {type(url).__name__} without '://'"  # never the text itself: it may hold a password
-        )
-    parts = urlsplit(url)
+        raise ConfigurationError(f"a store's URL looks like sqlite:///shop.db or memory://, not like {_shown(url)}")
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise ConfigurationError(f"{url.partition('://')[0]:.20}://…: this is no URL: {error}") from error
     try:
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError as error:
@@ -115,3 +116,12 @@ def parse_url(url: str) -> Address:
         password=unquote(parts.password) if parts.password else None,
         options=options,
     )
+
+
+def _shown(url: object) -> str:
+    """What was given instead of a URL. A text is repeated only if no password can be in it."""
+    if not isinstance(url, str):
+        return f"a {type(url).__name__}"
+    if url and not _HARMLESS.match(url):
+        return "a text without '://'"
+    return repr(url)
