@@ -5,7 +5,7 @@ Safe to share between threads. `postroom.aio` says the same with `await`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Self, TypeVar, overload
 
@@ -20,7 +20,7 @@ from postroom.core.definition import (
     ReceiveOptions,
     SendOptions,
 )
-from postroom.core.limits import Seconds
+from postroom.core.limits import Seconds, several
 from postroom.drivers.io import drive
 from postroom.factory import Factory, open_link
 from postroom.flows import queues, raw, sessions
@@ -97,9 +97,9 @@ class QueueClient:
         return drive(raw.send(self._link, queue, message, options))
 
     def send_batch(
-        self, queue: str, messages: Sequence[QueueMessage], options: SendOptions | None = None
+        self, queue: str, messages: Iterable[QueueMessage], options: SendOptions | None = None
     ) -> list[SendResult]:
-        return drive(raw.send_batch(self._link, queue, messages, options))
+        return drive(raw.send_batch(self._link, queue, several(messages, "messages"), options))
 
     def receive(self, queue: str, options: ReceiveOptions | None = None) -> list[ReceivedMessage]:
         return drive(raw.receive(self._link, queue, options))
@@ -122,19 +122,23 @@ class QueueClient:
         """Keep the lock for `duration` from now; when it ends."""
         return raw.lease_of(drive(raw.settle(self._link, receipt, raw.extended(self._link, receipt, duration))))
 
-    def acknowledge_batch(self, receipts: Sequence[MessageReceipt]) -> list[SettleResult]:
+    def acknowledge_batch(self, receipts: Iterable[MessageReceipt]) -> list[SettleResult]:
+        receipts = several(receipts, "receipts")
         return drive(raw.settle_batch(self._link, receipts, [raw.acknowledged(self._link, r) for r in receipts]))
 
     def reject_batch(
-        self, receipts: Sequence[MessageReceipt], reason: str, description: str = ""
+        self, receipts: Iterable[MessageReceipt], reason: str, description: str = ""
     ) -> list[SettleResult]:
+        receipts = several(receipts, "receipts")
         verdicts = [raw.rejected(self._link, receipt, reason, description) for receipt in receipts]
         return drive(raw.settle_batch(self._link, receipts, verdicts))
 
-    def requeue_batch(self, receipts: Sequence[MessageReceipt], delay: Seconds = 0) -> list[SettleResult]:
+    def requeue_batch(self, receipts: Iterable[MessageReceipt], delay: Seconds = 0) -> list[SettleResult]:
+        receipts = several(receipts, "receipts")
         return drive(raw.settle_batch(self._link, receipts, [raw.requeued(self._link, r, delay) for r in receipts]))
 
-    def extend_batch(self, receipts: Sequence[MessageReceipt], duration: Seconds) -> list[SettleResult]:
+    def extend_batch(self, receipts: Iterable[MessageReceipt], duration: Seconds) -> list[SettleResult]:
+        receipts = several(receipts, "receipts")
         return drive(raw.settle_batch(self._link, receipts, [raw.extended(self._link, r, duration) for r in receipts]))
 
     def accept_session(

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast
 from urllib.parse import quote
 
 from postroom.core.address import Address, check_namespace, parse_url
+from postroom.core.policy import Backoff
 from postroom.drivers.api import Driver
 from postroom.errors import ConfigurationError
 from postroom.flows.link import Link
@@ -87,6 +88,10 @@ def open_link(url: str | None, flavour: Flavour, options: dict[str, Any]) -> tup
 
     namespace, max_body = check_namespace(take("namespace", "")), _bytes(take("max_body"))
     dispatcher, backoff = options.pop("dispatcher", None), options.pop("backoff", None)
+    if backoff is not None and not isinstance(backoff, Backoff):
+        raise ConfigurationError(f"backoff is a Backoff, such as Backoff(base=5), not {backoff!r:.80}")
+    if dispatcher is not None and not callable(getattr(dispatcher, "dispatch", None)):
+        raise ConfigurationError(f"dispatcher is a Dispatcher, not {dispatcher!r:.80}")
     address = Address(given.scheme, given.location, given.host, given.port, given.user, given.password, in_url)
     driver = opener_of(given.scheme)(address, flavour=flavour, namespace=namespace, **options)
     link = Link(driver, max_body=max_body, backoff=backoff)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Generic, Self
 from typing_extensions import TypeVar
 
 from postroom.core.definition import QueueInfo
-from postroom.core.limits import Seconds
+from postroom.core.limits import Seconds, several
 from postroom.core.message import Ack
 from postroom.drivers.io import Bell, drive
+from postroom.errors import UnsupportedError
 from postroom.flows import queues, receive, redrive, reply, send, sessions, settle
 from postroom.flows.held import DeadLetter, Held, Lease, Peeked
 from postroom.flows.keep import keep
@@ -140,7 +141,7 @@ class Mailbox(Generic[T, R]):
             self._box.link, reply_to, delay_seconds, attributes, correlation_id, session_id, dedup_id, ttl, priority,
             content_type,
         )  # fmt: skip
-        return drive(send.send_many(self._box, bodies, options, id))
+        return drive(send.send_many(self._box, several(bodies, "bodies"), options, id))
 
     def receive(
         self,
@@ -186,13 +187,13 @@ class Mailbox(Generic[T, R]):
     def __iter__(self) -> Iterator[Message[T, R]]:
         return self.stream()
 
-    def acknowledge_many(self, messages: Sequence[Message[T, R]]) -> list[SettleResult]:
+    def acknowledge_many(self, messages: Iterable[Message[T, R]]) -> list[SettleResult]:
         """Acknowledge in one call; a result each, aligned."""
-        return drive(settle.acknowledge_many(messages))
+        return drive(settle.acknowledge_many(several(messages, "messages")))
 
-    def nack_many(self, messages: Sequence[Message[T, R]], *, visibility_timeout: Seconds = 0) -> list[SettleResult]:
+    def nack_many(self, messages: Iterable[Message[T, R]], *, visibility_timeout: Seconds = 0) -> list[SettleResult]:
         """Give back in one call; a result each, aligned."""
-        return drive(settle.nack_many(messages, visibility_timeout))
+        return drive(settle.nack_many(several(messages, "messages"), visibility_timeout))
 
     def peek(self, max_messages: int = 10, *, after: int = 0) -> Sequence[Peeked[T]]:
         """Look without taking, in order of sequence numbers, from above `after`; scheduled and in-flight ones too."""
@@ -213,6 +214,8 @@ class Mailbox(Generic[T, R]):
     @property
     def dead_letters(self) -> DeadLetters[T, R]:
         """The mailbox of those that could not be handled."""
+        if self._box.dead:
+            raise UnsupportedError(f"{self.name}: dead letters have no dead letters of their own")
         return DeadLetters(self._box.dead_letters(), origin=self._box.name)
 
     def purge(self) -> int:

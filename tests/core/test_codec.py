@@ -172,6 +172,14 @@ def test_what_is_no_type_is_a_configuration_error() -> None:
             codec_for(wrong)
 
 
+def test_a_class_that_nothing_can_write_is_refused_before_the_first_send() -> None:
+    class Plain:
+        """No dataclass, no Struct, no model."""
+
+    with pytest.raises(ConfigurationError, match="make it a dataclass"):
+        codec_for(Plain)
+
+
 def test_members_of_one_name_are_refused() -> None:
     first = dataclass(type("Same", (), {"__annotations__": {"a": int}}))
     second = dataclass(type("Same", (), {"__annotations__": {"b": int}}))

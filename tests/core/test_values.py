@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import postroom.errors
 from postroom.core import address, limits
+from postroom.core.capabilities import YES, Capabilities
 from postroom.core.definition import QueueDefinition, QueueMessage, ReceiveOptions, Rules, SendOptions
 from postroom.core.lifecycle import TERMINAL, TRANSITIONS, State, state_of
 from postroom.core.message import (
@@ -56,6 +57,19 @@ def test_a_timedelta_is_its_seconds() -> None:
 def test_what_is_no_whole_number_in_range_is_refused(value: Any) -> None:
     with pytest.raises(InvalidParameterError, match="max_messages"):
         limits.whole(value, "max_messages", 1, 1000)
+
+
+def test_a_range_is_told_in_figures_that_people_read() -> None:
+    with pytest.raises(InvalidParameterError, match=r"between 0 and 315360000 seconds \(10 years\), not -1"):
+        limits.seconds(-1, "delay_seconds")
+
+
+@pytest.mark.parametrize("wrong", ["abc", b"abc", {"a": 1}, 5, None])
+def test_one_thing_is_not_several(wrong: Any) -> None:
+    """The letters of a text and the keys of a mapping can be gone through, and are never what was meant."""
+    with pytest.raises(InvalidParameterError, match="bodies must be a list"):
+        limits.several(wrong, "bodies")
+    assert limits.several((letter for letter in "abc"), "bodies") == ["a", "b", "c"]
 
 
 def test_attributes_are_few_small_texts() -> None:
@@ -126,6 +140,18 @@ def test_a_text_that_is_no_url_is_not_repeated_in_the_error() -> None:
         address.parse_url("memory://?a=1&a=2")
 
 
+def test_a_bracket_without_its_partner_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigurationError, match="redis://…: this is no URL") as raised:
+        address.parse_url("redis://ann:s3cret@[host/0")
+    assert "s3cret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("given", ["shop.db", "/var/lib/shop.db", ""])
+def test_a_path_that_is_no_url_is_shown_beside_one(given: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"sqlite:///shop.db.*, not like '{given}'"):
+        address.parse_url(given)
+
+
 # --- definitions and options --------------------------------------------------------------------------------------
 
 
@@ -153,6 +179,22 @@ def test_a_text_that_is_no_url_is_not_repeated_in_the_error() -> None:
 def test_a_definition_out_of_range_cannot_be_made(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameterError):
         QueueDefinition(name="q", **wrong)
+
+
+def test_what_a_definition_or_a_message_is_about_comes_first() -> None:
+    assert QueueDefinition("q", max_delivery_count=5) == QueueDefinition(name="q", max_delivery_count=5)
+    assert QueueMessage(b"x", message_id="1") == QueueMessage(body=b"x", message_id="1")
+
+
+def test_the_definition_in_force_answers_what_happens_on_expiry() -> None:
+    assert QueueDefinition.of("q", QueueDefinition("q").rules()).dead_letter_on_expiry is False
+
+
+def test_an_unknown_ability_is_refused_by_name() -> None:
+    store = Capabilities(store="shelf", survives_crash=YES, survives_power_loss=YES, clock="its own")
+    assert store.can("sessions")
+    with pytest.raises(InvalidParameterError, match=r"'sesions' is no ability; there are .*sessions"):
+        store.can("sesions")
 
 
 def test_what_a_definition_leaves_open_is_as_recommended() -> None:

@@ -74,6 +74,40 @@ def test_a_driver_has_every_verb_as_the_waist_says(driver: type) -> None:
         assert inspect.iscoroutinefunction(getattr(driver, name)) == inspect.iscoroutinefunction(verb), name
 
 
+def test_a_batch_of_one_thing_is_refused_and_any_iterable_taken() -> None:
+    with postroom.connect("memory://") as client:
+        box = client.mailbox("box", str)
+        for once in (
+            lambda: box.send_many("abc"),
+            lambda: box.acknowledge_many(box.receive),  # type: ignore[arg-type]  # what is refused
+            lambda: box.nack_many(5),  # type: ignore[arg-type]
+            lambda: client.send_batch("box", postroom.QueueMessage(b"x")),  # type: ignore[arg-type]
+            lambda: client.acknowledge_batch("receipt"),  # type: ignore[arg-type]
+            lambda: client.reject_batch(5, "why"),  # type: ignore[arg-type]
+            lambda: client.requeue_batch(5),  # type: ignore[arg-type]
+            lambda: client.extend_batch(5, 10),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(postroom.InvalidParameterError, match="must be a list"):
+                once()
+        assert all(result.ok for result in box.send_many(letter for letter in "abc"))
+        assert box.approximate_count() == 3
+        assert all(result.ok for result in box.acknowledge_many(iter(box.receive(max_messages=10))))
+        assert box.approximate_count() == 0
+
+
+def test_dead_letters_have_none_of_their_own() -> None:
+    with postroom.connect("memory://") as client, pytest.raises(postroom.UnsupportedError, match="orders!dead"):
+        _ = client.mailbox("orders").dead_letters.dead_letters
+    with pytest.raises(postroom.UnsupportedError, match="orders!dead"):
+        _ = aio.connect("memory://").mailbox("orders").dead_letters.dead_letters
+
+
+@pytest.mark.parametrize("wrong", [{"backoff": 3}, {"dispatcher": print}])
+def test_what_only_fails_later_is_refused_when_connecting(wrong: dict[str, Any]) -> None:
+    with pytest.raises(postroom.ConfigurationError, match=next(iter(wrong))):
+        postroom.connect("memory://", **wrong)
+
+
 def test_every_public_name_exists_and_is_listed_in_order() -> None:
     assert postroom.__all__ == sorted(postroom.__all__, key=str)
     assert all(hasattr(postroom, name) for name in postroom.__all__)

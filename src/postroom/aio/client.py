@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Self, TypeVar, overload
 
@@ -18,7 +18,7 @@ from postroom.core.definition import (
     ReceiveOptions,
     SendOptions,
 )
-from postroom.core.limits import Seconds
+from postroom.core.limits import Seconds, several
 from postroom.factory import Factory, open_link
 from postroom.flows import queues, raw, sessions
 from postroom.flows.link import Box, Link
@@ -93,9 +93,9 @@ class AsyncQueueClient:
         return await raw.send(self._link, queue, message, options)
 
     async def send_batch(
-        self, queue: str, messages: Sequence[QueueMessage], options: SendOptions | None = None
+        self, queue: str, messages: Iterable[QueueMessage], options: SendOptions | None = None
     ) -> list[SendResult]:
-        return await raw.send_batch(self._link, queue, messages, options)
+        return await raw.send_batch(self._link, queue, several(messages, "messages"), options)
 
     async def receive(self, queue: str, options: ReceiveOptions | None = None) -> list[ReceivedMessage]:
         return await raw.receive(self._link, queue, options)
@@ -118,19 +118,23 @@ class AsyncQueueClient:
         """Keep the lock for `duration` from now; when it ends."""
         return raw.lease_of(await raw.settle(self._link, receipt, raw.extended(self._link, receipt, duration)))
 
-    async def acknowledge_batch(self, receipts: Sequence[MessageReceipt]) -> list[SettleResult]:
+    async def acknowledge_batch(self, receipts: Iterable[MessageReceipt]) -> list[SettleResult]:
+        receipts = several(receipts, "receipts")
         return await raw.settle_batch(self._link, receipts, [raw.acknowledged(self._link, r) for r in receipts])
 
     async def reject_batch(
-        self, receipts: Sequence[MessageReceipt], reason: str, description: str = ""
+        self, receipts: Iterable[MessageReceipt], reason: str, description: str = ""
     ) -> list[SettleResult]:
+        receipts = several(receipts, "receipts")
         verdicts = [raw.rejected(self._link, receipt, reason, description) for receipt in receipts]
         return await raw.settle_batch(self._link, receipts, verdicts)
 
-    async def requeue_batch(self, receipts: Sequence[MessageReceipt], delay: Seconds = 0) -> list[SettleResult]:
+    async def requeue_batch(self, receipts: Iterable[MessageReceipt], delay: Seconds = 0) -> list[SettleResult]:
+        receipts = several(receipts, "receipts")
         return await raw.settle_batch(self._link, receipts, [raw.requeued(self._link, r, delay) for r in receipts])
 
-    async def extend_batch(self, receipts: Sequence[MessageReceipt], duration: Seconds) -> list[SettleResult]:
+    async def extend_batch(self, receipts: Iterable[MessageReceipt], duration: Seconds) -> list[SettleResult]:
+        receipts = several(receipts, "receipts")
         return await raw.settle_batch(self._link, receipts, [raw.extended(self._link, r, duration) for r in receipts])
 
     async def accept_session(

@@ -13,9 +13,10 @@ from typing_extensions import TypeVar
 from postroom.core.definition import (
     QueueInfo,
 )
-from postroom.core.limits import Seconds
+from postroom.core.limits import Seconds, several
 from postroom.core.message import Ack
 from postroom.drivers.io import Bell
+from postroom.errors import UnsupportedError
 from postroom.flows import queues, receive, redrive, reply, send, sessions, settle
 from postroom.flows.held import DeadLetter, Held, Lease, Peeked
 from postroom.flows.keep import keep
@@ -136,7 +137,7 @@ class AsyncMailbox(Generic[T, R]):
             self._box.link, reply_to, delay_seconds, attributes, correlation_id, session_id, dedup_id, ttl, priority,
             content_type,
         )  # fmt: skip
-        return await send.send_many(self._box, bodies, options, id)
+        return await send.send_many(self._box, several(bodies, "bodies"), options, id)
 
     async def receive(
         self,
@@ -184,15 +185,15 @@ class AsyncMailbox(Generic[T, R]):
     def __aiter__(self) -> AsyncIterator[AsyncMessage[T, R]]:
         return self.stream()
 
-    async def acknowledge_many(self, messages: Sequence[AsyncMessage[T, R]]) -> list[SettleResult]:
+    async def acknowledge_many(self, messages: Iterable[AsyncMessage[T, R]]) -> list[SettleResult]:
         """Acknowledge in one call; a result each, aligned."""
-        return await settle.acknowledge_many(messages)
+        return await settle.acknowledge_many(several(messages, "messages"))
 
     async def nack_many(
-        self, messages: Sequence[AsyncMessage[T, R]], *, visibility_timeout: Seconds = 0
+        self, messages: Iterable[AsyncMessage[T, R]], *, visibility_timeout: Seconds = 0
     ) -> list[SettleResult]:
         """Give back in one call; a result each, aligned."""
-        return await settle.nack_many(messages, visibility_timeout)
+        return await settle.nack_many(several(messages, "messages"), visibility_timeout)
 
     async def peek(self, max_messages: int = 10, *, after: int = 0) -> Sequence[Peeked[T]]:
         """Look without taking, in order of sequence numbers, from above `after`; scheduled and in-flight ones too."""
@@ -213,6 +214,8 @@ class AsyncMailbox(Generic[T, R]):
     @property
     def dead_letters(self) -> AsyncDeadLetters[T, R]:
         """The mailbox of those that could not be handled."""
+        if self._box.dead:
+            raise UnsupportedError(f"{self.name}: dead letters have no dead letters of their own")
         return AsyncDeadLetters(self._box.dead_letters(), origin=self._box.name)
 
     async def purge(self) -> int:

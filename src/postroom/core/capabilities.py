@@ -10,6 +10,8 @@ import enum
 
 import msgspec
 
+from postroom.errors import InvalidParameterError
+
 
 class Level(enum.IntEnum):
     """How well a store does something."""
@@ -59,8 +61,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
     def can(self, ability: str) -> bool:
         """Whether the store does `ability` at all, be it in a weaker way."""
-        level = getattr(self, ability)
-        return bool(level)
+        if ability not in LABELS:
+            raise InvalidParameterError(f"{ability!r:.80} is no ability; there are {', '.join(LABELS)}")
+        return bool(getattr(self, ability))
 
 
 LABELS = {

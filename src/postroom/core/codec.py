@@ -79,6 +79,10 @@ def _make(body_type: object) -> Codec[Any]:
         return _Tagged(body_type, members) if members else _Pydantic(body_type)
     if bytes in members:
         return _Tagged(body_type, members)
+    if isinstance(body_type, type) and isinstance(msgspec.inspect.type_info(body_type), msgspec.inspect.CustomType):
+        raise TypeError(
+            "make it a dataclass, a msgspec.Struct, a TypedDict or a pydantic model"
+        )  # else no send would fit
     try:
         return _Typed(body_type)
     except TypeError:
@@ -398,4 +402,4 @@ def _name(body_type: object) -> str:
 
 
 def _misfit(body: object, wanted: str) -> SerializationError:
-    return SerializationError(f"the body is a {type(body).__name__}, and this mailbox carries {wanted}")
+    return SerializationError(f"the body is of type {type(body).__name__}, and this mailbox carries {wanted}")

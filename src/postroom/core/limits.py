@@ -6,12 +6,13 @@ would hide it. bool is not a number here, and NaN is no duration.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from postroom.errors import InvalidParameterError, MessageTooLargeError
 
+T = TypeVar("T")
 Seconds: TypeAlias = int | float | timedelta
 
 HOUR = 3600.0
@@ -31,6 +32,7 @@ MAX_DEPTH = 100
 MAX_RETURNS = 1_000  # uncounted returns a message may have; after that they count
 MIN_DEDUP_WINDOW = 20.0
 MAX_DEDUP_WINDOW = 7 * DAY
+_LONG = {MAX_LEASE: " (12 h)", DAY: " (24 h)", MAX_DEDUP_WINDOW: " (7 days)", MAX_DELAY: " (10 years)"}
 
 
 def seconds(value: Seconds, what: str, low: float = 0.0, high: float = MAX_DELAY) -> float:
@@ -47,7 +49,9 @@ def seconds(value: Seconds, what: str, low: float = 0.0, high: float = MAX_DELAY
             f"{what} must be seconds (int or float) or a timedelta, not {type(value).__name__} {value!r:.80}"
         )
     if not low <= number <= high:  # type: ignore[operator]  # mypy keeps timedelta in the union; NaN fails here too
-        raise InvalidParameterError(f"{what} must be between {low:g} and {high:g} seconds, not {value!r:.80}")
+        raise InvalidParameterError(
+            f"{what} must be between {low:.12g} and {high:.12g} seconds{_LONG.get(high, '')}, not {value!r:.80}"
+        )
     return number  # type: ignore[return-value]  # an int is kept an int: it compares and adds the same
 
 
@@ -69,6 +73,13 @@ def text(value: str, what: str, longest: int = MAX_TEXT) -> str:
     if not value.isprintable():
         raise InvalidParameterError(f"{what} must have no control characters or lone surrogates: {value!r:.80}")
     return value
+
+
+def several(values: Iterable[T], what: str) -> list[T]:
+    """`values` as a list. A single text or mapping is refused: taken apart, each letter or key would be one of them."""
+    if isinstance(values, (str, bytes, bytearray, memoryview, Mapping)) or not isinstance(values, Iterable):
+        raise InvalidParameterError(f"{what} must be a list or another iterable, not one {type(values).__name__}")
+    return list(values)
 
 
 def attributes(value: Mapping[str, str]) -> dict[str, str]:
