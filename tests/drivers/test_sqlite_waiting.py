@@ -17,6 +17,7 @@ from postroom.core.definition import Rules
 from postroom.core.message import Accepted, Ack, Envelope, Refused, Release, SessionClaim
 from postroom.drivers import sqlite
 from postroom.drivers.io import Bell, drive
+from postroom.errors import ServiceUnavailableError
 
 SEND = """
 import sys
@@ -86,6 +87,63 @@ def test_a_lost_ring_costs_a_poll_and_no_message(shop, opened, monkeypatch):
     with Sender(shop) as sender:
         threading.Timer(0.1, sender.send).start()
         assert take(driver, wait=20, claim_id="a")
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_the_rings_of_a_busy_queue_do_not_put_off_that_poll(shop, opened, monkeypatch, others):
+    """Whether the waiter itself listens to the socket or, with others there, the sentry."""
+    driver = opened(safety_poll=0.25)
+    drive(driver.ensure("orders"))
+    drive(driver.ensure("quiet"))
+    take(driver, wait=0.01, claim_id="warm")
+    monkeypatch.setattr("postroom.drivers.sqlite_doorbell.Doorbell._hear", lambda self: self._socket.recv(2048))
+    [bell] = shop.with_name("shop.db-bells").iterdir()
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    done = threading.Event()
+
+    def ring() -> None:
+        while not done.wait(0.05):
+            stranger.sendto(b"999:1:0", str(bell))
+
+    def wait_too() -> None:
+        drive(driver.claim("quiet", 1, lease=30, wait=20, claim_id="too", stop=stop))
+
+    stop = Bell()
+    threads = [threading.Thread(target=ring)] + [threading.Thread(target=wait_too) for _ in range(others)]
+    for thread in threads:
+        thread.start()
+    with Sender(shop) as sender:
+        threading.Timer(0.3, sender.send).start()
+        began = time.monotonic()
+        assert take(driver, wait=10, claim_id="a")
+        took = time.monotonic() - began
+    done.set()
+    stop.ring_for_good()
+    for thread in threads:
+        thread.join()
+    stranger.close()
+    assert took < 5
+
+
+def test_without_a_descriptor_to_spare_waiting_fails_and_says_so(opened):
+    """The error is one of ours; before, the caller met whatever the operating system raised."""
+    driver = opened()
+    drive(driver.ensure("orders"))
+    take(driver, wait=0, claim_id="warm")
+    taken = []
+    try:
+        while True:
+            taken.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        pass
+    try:
+        with pytest.raises(ServiceUnavailableError, match="too many files"):
+            take(driver, wait=0.01, claim_id="a")
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+    drive(driver.put("orders", [Envelope("1", b"")]))
+    assert take(driver, wait=1, claim_id="b")
 
 
 def test_without_unix_sockets_we_poll(shop, opened, monkeypatch):

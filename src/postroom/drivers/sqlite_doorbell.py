@@ -3,7 +3,8 @@
 A process that waits has a socket in `shop.db-bells/`. Whoever commits something they might want lists the directory
 (one `stat` while nobody comes or goes) and sends each socket a few bytes that name the queue. One thread of the
 receiving process, the sentry, turns them into rings of its bells. A datagram only tells us to look: a lost one costs
-the time until the sentry's next look at whether the file has changed, never a message.
+the time until the sentry's next look at whether the file has changed, never a message. It looks by the clock, not when
+nothing came for a while: the rings of a busy queue must not put off the look that a quiet one depends on.
 
 While nobody waits the sentry sleeps without a timer, and what arrives meanwhile stays in the socket.
 """
@@ -24,6 +25,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from postroom.drivers.sqlite_ledger import News
+from postroom.errors import ServiceUnavailableError
 
 if TYPE_CHECKING:
     from postroom.drivers.sqlite_site import Site
@@ -53,6 +55,7 @@ class Doorbell:
         self._thread: threading.Thread | None = None
         self._wake: tuple[socket.socket, socket.socket] | None = None
         self._parked = False
+        self._look_at = 0.0  # when it is time for the next look, by the monotonic clock
         self._leader: Ear | None = None
         self._nudge: tuple[socket.socket, socket.socket] | None = None
         self._lead_poll: select.poll = select.poll()
@@ -72,13 +75,22 @@ class Doorbell:
         if self._thread is None and not self._closed:
             with self._lock:
                 if self._thread is None and not self._closed:
-                    if self._socket is None:
-                        self._hang_up()
-                    self._wake = self._wake or _pair()
-                    # Kept only once it runs: an interrupt in between costs a second sentry, not the only one.
-                    sentry = threading.Thread(target=self._watch, name="postroom-sentry", daemon=True)
-                    sentry.start()
-                    self._thread = sentry
+                    try:
+                        self._post_sentry()
+                    except (OSError, RuntimeError) as error:  # no descriptor or no thread is left
+                        raise ServiceUnavailableError(
+                            f"{self._directory}: {error}: this process has too many files or threads open to wait for "
+                            "messages; close what is not needed, or raise its limits"
+                        ) from error
+
+    def _post_sentry(self) -> None:
+        if self._socket is None:
+            self._hang_up()
+        self._wake = self._wake or _pair()
+        # Kept only once it runs: an interrupt in between costs a second sentry, not the only one.
+        sentry = threading.Thread(target=self._watch, name="postroom-sentry", daemon=True)
+        sentry.start()
+        self._thread = sentry
 
     def unpark(self) -> None:
         """Somebody waits now. Cheap while the sentry is up."""
@@ -148,9 +160,9 @@ class Doorbell:
                     if not self._site.waited_at(self._leader is not None):
                         parked.poll()
                     self._parked = False
-                ready = poll.poll(self._poll * 1000)
-                if not ready:
-                    self._look()
+                    self._look_at = time.monotonic() + self._poll
+                ready = poll.poll(self._until_look() * 1000)
+                self._look_in_time()
                 for descriptor, _ in ready:
                     if descriptor == ear.fileno():
                         _drain(ear)
@@ -172,15 +184,15 @@ class Doorbell:
                 self._nudge = _pair()
                 self._lead_poll = _poll_of(self._nudge[0], self._socket)
             ear, poll = self._nudge[0], self._lead_poll
+            self._look_at = time.monotonic() + self._poll
             while True:
                 # In this order: whoever wakes us now either is seen here or sees that a nudge is needed.
                 waiter.leading = True
                 if waiter.woken or self._closed or (left := end - time.monotonic()) <= 0:
                     break
-                ready = poll.poll(min(left, self._poll) * 1000)
+                ready = poll.poll(min(left, self._until_look()) * 1000)
                 waiter.leading = False  # what we hear rings for us, as a rule, and we are awake
-                if not ready and left > self._poll:
-                    self._look()
+                self._look_in_time()
                 for descriptor, _ in ready:
                     if descriptor == ear.fileno():
                         _drain(ear)
@@ -201,6 +213,14 @@ class Doorbell:
                 self._nudge[1].send(b"\0")
             except OSError:
                 pass
+
+    def _until_look(self) -> float:
+        return max(0.0, self._look_at - time.monotonic())
+
+    def _look_in_time(self) -> None:
+        if self._until_look() <= 0:
+            self._look()
+            self._look_at = time.monotonic() + self._poll
 
     def _look(self) -> None:
         """The safety net: did anybody commit anything since we looked last?"""
@@ -275,6 +295,8 @@ class Doorbell:
         if seen == self._seen:
             return self._others
         with self._lock:
+            if self._closed:
+                return []  # whoever committed a moment ago tells nobody: what he opened now nobody would close
             if (self._folder < 0 or os.fstat(self._folder).st_ino != found.st_ino) and not self._open_folder():
                 return []
             try:
@@ -285,12 +307,10 @@ class Doorbell:
             return self._others
 
     def _send(self, name: str, text: bytes) -> None:
-        sender = self._sender
-        if sender is None:
-            sender = self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            sender.setblocking(False)
         try:
-            sender.sendto(text, self._path_of(name))
+            sender = self._sender or self._open_sender()
+            if sender is not None:
+                sender.sendto(text, self._path_of(name))
         except BlockingIOError:
             pass  # it has not read the last ten yet, and will look everywhere when it does
         except OSError as error:
@@ -299,6 +319,14 @@ class Doorbell:
                     os.unlink(name, dir_fd=self._folder)
                 except OSError:
                     pass
+
+    def _open_sender(self) -> socket.socket | None:
+        with self._lock:
+            if self._sender is None and not self._closed:
+                sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                sender.setblocking(False)
+                self._sender = sender
+            return self._sender
 
     def forget(self) -> None:
         """In a forked child: the parent's socket stays where it is, but must not outlive the parent in our hands."""
