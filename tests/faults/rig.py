@@ -34,6 +34,7 @@ from tests.faults.checker import History
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 20.0  # seconds until whoever does not answer is called hung
+SOON = PATIENCE / 4
 Box = Mailbox[Any, Any]
 Msg = Message[Any, Any]
 
@@ -321,8 +322,8 @@ class Place:
             connection.close()
 
     def is_unlocked(self) -> None:
-        """Nobody holds the database: a stranger may write at once."""
-        connection = sqlite3.connect(self.path, timeout=0, isolation_level=None)
+        """Nobody holds on to the database: a stranger may write, if need be after the moment that a fold takes."""
+        connection = sqlite3.connect(self.path, timeout=SOON, isolation_level=None)
         try:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")

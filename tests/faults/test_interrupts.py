@@ -23,7 +23,7 @@ import pytest
 import postroom
 from tests.faults.checker import prove
 from tests.faults.rig import (
-    PATIENCE,
+    SOON,
     Line,
     Nursery,
     Place,
@@ -38,7 +38,6 @@ pytestmark = pytest.mark.faults
 
 LIBRARY = os.path.dirname(postroom.__file__)
 LEASE = 30.0
-SOON = PATIENCE / 4
 
 
 # --- a long poll ------------------------------------------------------------------------------------------------
