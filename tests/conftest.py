@@ -2,6 +2,8 @@
 
 import signal
 
+pytest_plugins = ["tests.servers.fixtures"]
+
 
 def pytest_configure() -> None:
     # Whoever runs us in the background of a script has us ignore Ctrl-C, and so would every program that a test starts.
