@@ -38,6 +38,8 @@ def declared() -> list[Any]:
     # What SQLite can do depends on how it is opened: ask it, as it is by default.
     with TemporaryDirectory() as directory, postroom.connect(f"sqlite:///{directory}/asked.db") as client:
         found[client.capabilities.store] = client.capabilities
+    with postroom.connect("redis://localhost") as client:  # which is not contacted
+        found[client.capabilities.store] = client.capabilities
     return sorted(found.values(), key=lambda store: (store.survives_crash, store.store))
 
 

@@ -1,7 +1,7 @@
 """Durable, typed mailboxes: one API from a dict in a test to the queues of a cloud."""
 
 from postroom.client import QueueClient, QueueClientFactory, connect
-from postroom.concrete import InMemoryMailbox, SqliteMailbox
+from postroom.concrete import InMemoryMailbox, RedisMailbox, RedisMailboxFactory, SqliteMailbox
 from postroom.core.capabilities import Capabilities, Level
 from postroom.core.definition import (
     MessageReceipt,
@@ -99,6 +99,8 @@ __all__ = [
     "ReceiptHandleExpiredError",
     "ReceiveOptions",
     "ReceivedMessage",
+    "RedisMailbox",
+    "RedisMailboxFactory",
     "Redriven",
     "Reject",
     "ReplyDropped",

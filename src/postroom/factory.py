@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from types import ModuleType
 from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast
 from urllib.parse import quote
 
@@ -21,7 +22,16 @@ Flavour: TypeAlias = Literal["sync", "async"]
 Opener: TypeAlias = Callable[..., Driver]  # open(address, *, flavour, **options)
 
 # Module names, not functions: a store's client library is imported when its first URL is opened.
-_BUILT_IN = {"memory": "postroom.drivers.memory", "sqlite": "postroom.drivers.sqlite"}
+_REDIS = "postroom.drivers.redis"
+_BUILT_IN = {
+    "memory": "postroom.drivers.memory",
+    "sqlite": "postroom.drivers.sqlite",
+    **dict.fromkeys(
+        ["redis+unix", "valkey+unix"]
+        + [name + kind for name in ("redis", "rediss", "valkey", "valkeys") for kind in ("", "+cluster", "+sentinel")],
+        _REDIS,
+    ),
+}
 _registered: dict[str, Opener] = {}
 
 
@@ -36,7 +46,7 @@ def opener_of(scheme: str) -> Opener:
     if scheme in _registered:
         return _registered[scheme]
     if scheme in _BUILT_IN:
-        opener: Opener = import_module(_BUILT_IN[scheme]).open
+        opener: Opener = driver_module(scheme).open
         return opener
     from importlib.metadata import entry_points  # 15 ms, needed for drivers of other packages only
 
@@ -45,6 +55,20 @@ def opener_of(scheme: str) -> Opener:
         return found
     known = sorted({*_BUILT_IN, *_registered, *(point.name for point in entry_points(group="postroom.drivers"))})
     raise ConfigurationError(f"no driver for {scheme}://; known are {', '.join(f'{name}://' for name in known)}")
+
+
+def driver_module(scheme: str) -> ModuleType:
+    """The module of one of our own drivers. It is called as the extra that brings its client library."""
+    name = _BUILT_IN[scheme]
+    try:
+        return import_module(name)
+    except ImportError as error:
+        if (error.name or "postroom").partition(".")[0] == "postroom":
+            raise
+        extra = name.rpartition(".")[2]
+        raise ConfigurationError(
+            f"{scheme}:// needs a package that is missing or too old here ({error}): pip install 'postroom[{extra}]'"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -136,6 +160,14 @@ class Factory(Generic[C]):
     def sqlite(cls, path: str | os.PathLike[str], **options: Any) -> C:
         """A store in a file, shared by any number of processes of this machine."""
         return cls.from_url(f"sqlite:///{quote(os.fspath(path))}", **options)
+
+    @classmethod
+    def redis(cls, server: str = "localhost", **options: Any) -> C:
+        """A store in Redis or Valkey: `host`, `host:port`, or a URL that says more."""
+        url = server if "://" in server else f"redis://{server}"
+        if _BUILT_IN.get(parse_url(url).scheme) != _REDIS:
+            raise ConfigurationError(f"redis() takes a host or a URL such as redis://host:6379/0, not {parse_url(url)}")
+        return cls.from_url(url, **options)
 
     @staticmethod
     def register(scheme: str, opener: Opener) -> None:

@@ -146,6 +146,13 @@ def test_a_bracket_without_its_partner_is_a_configuration_error() -> None:
     assert "s3cret" not in str(raised.value)
 
 
+@pytest.mark.parametrize("given", ["sqlite:///a#b.db", "redis://ann:1234#x@host", "memory://a#"])
+def test_a_hash_in_a_url_is_refused_as_it_would_cut_it_off(given: str) -> None:
+    with pytest.raises(ConfigurationError, match="%23") as raised:
+        address.parse_url(given)
+    assert "1234" not in str(raised.value)
+
+
 @pytest.mark.parametrize("given", ["shop.db", "/var/lib/shop.db", ""])
 def test_a_path_that_is_no_url_is_shown_beside_one(given: str) -> None:
     with pytest.raises(ConfigurationError, match=f"sqlite:///shop.db.*, not like '{given}'"):

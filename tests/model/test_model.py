@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from postroom.core.address import parse_url
-from postroom.drivers import memory, sqlite
+from postroom.drivers import memory, redis, sqlite
 from tests.model.machine import Machine
+from tests.servers import shared
 
 BRIEF = settings(
     max_examples=30,
@@ -38,6 +39,11 @@ class Sqlite(Machine):
             shutil.rmtree(self.folder)
 
 
+class Redis(Machine):
+    def open(self, clock):
+        return redis.open(parse_url(shared.valkey().url), flavour="sync", clock=clock)
+
+
 TestMemoryBriefly = Memory.TestCase
 TestMemoryBriefly.settings = BRIEF
 
@@ -49,4 +55,9 @@ class TestMemory(Memory.TestCase):
 
 @pytest.mark.slow
 class TestSqlite(Sqlite.TestCase):
+    settings = settings(LONG, max_examples=150)
+
+
+@pytest.mark.slow
+class TestRedis(Redis.TestCase):
     settings = settings(LONG, max_examples=150)

@@ -1,7 +1,12 @@
 """The async flavour: the same verbs as `postroom`, awaited. A client belongs to the event loop it is first used in."""
 
 from postroom.aio.client import AsyncQueueClient, AsyncQueueClientFactory, connect
-from postroom.aio.concrete import AsyncInMemoryMailbox, AsyncSqliteMailbox
+from postroom.aio.concrete import (
+    AsyncInMemoryMailbox,
+    AsyncRedisMailbox,
+    AsyncRedisMailboxFactory,
+    AsyncSqliteMailbox,
+)
 from postroom.aio.mailbox import AsyncDeadLetters, AsyncMailbox, AsyncMessage, AsyncSession
 
 __all__ = [
@@ -11,6 +16,8 @@ __all__ = [
     "AsyncMessage",
     "AsyncQueueClient",
     "AsyncQueueClientFactory",
+    "AsyncRedisMailbox",
+    "AsyncRedisMailboxFactory",
     "AsyncSession",
     "AsyncSqliteMailbox",
     "connect",

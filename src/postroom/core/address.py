@@ -93,6 +93,9 @@ def parse_url(url: str) -> Address:
         parts = urlsplit(url)
     except ValueError as error:
         raise ConfigurationError(f"{url.partition('://')[0]:.20}://…: this is no URL: {error}") from error
+    if parts.fragment or url.endswith("#"):
+        # Cut off silently, it would name another file or, within a password, another host.
+        raise ConfigurationError(f"{parts.scheme}://…: '#' ends a URL; write it as %23")
     try:
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
     except ValueError as error:

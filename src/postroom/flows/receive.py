@@ -44,7 +44,12 @@ async def receive(
     if box.closing.rung:
         return []
     if not box.ready:
-        await open_box(box)
+        try:
+            await open_box(box)
+        except MailboxConnectionError:
+            if box.closing.rung:
+                return []  # closed while we were on our way
+            raise
     deadline = box.driver.now() + wait if wait > 0 else 0.0
     while True:
         claimed = await claim(box.link, box.name, n, lease, wait, session, max_deliveries, box.closing)

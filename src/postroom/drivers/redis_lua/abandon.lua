@@ -1,0 +1,23 @@
+-- ARGV 6 claim id, 7 seconds it is fenced. What it took goes back, uncounted; the last first, so that a session's
+-- head is shown once.
+
+call('HSET', MEMO, 'f:' .. ARGV[6], '1')
+call('ZADD', TIMERS, NOW + tonumber(ARGV[7]), 'f:' .. ARGV[6])
+local held = {}
+for _, seq in ipairs(call('ZRANGEBYSCORE', q.invisible, '(' .. exact(NOW), '+inf')) do
+  local past = call('HGET', q.meta, seq)
+  if past and match(past, '^%w*') == ARGV[6] then
+    held[#held + 1] = seq
+  end
+end
+table.sort(held)
+for i = #held, 1, -1 do
+  local m = load(q, held[i])
+  uncount(m)
+  give_back(q, held[i], m, 0)
+end
+if call('ZCARD', q.pending) > 0 then
+  ring(q, 1) -- a waiter that was torn away may have taken a token along
+end
+finish()
+return { '' }

@@ -1,0 +1,3 @@
+-- Is the queue there? `begin.lua` has found out.
+
+return { '' }
