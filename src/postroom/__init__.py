@@ -2,7 +2,7 @@
 
 from postroom.client import QueueClient, QueueClientFactory, connect
 from postroom.concrete import InMemoryMailbox, RedisMailbox, RedisMailboxFactory, SqliteMailbox
-from postroom.core.capabilities import Capabilities, Level
+from postroom.core.capabilities import Capabilities, Finding, Level
 from postroom.core.definition import (
     MessageReceipt,
     QueueDefinition,
@@ -67,6 +67,7 @@ __all__ = [
     "DispatchResult",
     "Dispatcher",
     "DurabilityError",
+    "Finding",
     "HandlerOutcome",
     "InMemoryMailbox",
     "InvalidMessageError",

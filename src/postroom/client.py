@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Self, TypeVar, overload
 
 from postroom.core.address import Address
-from postroom.core.capabilities import Capabilities
+from postroom.core.capabilities import Capabilities, Finding
 from postroom.core.definition import (
     MessageReceipt,
     QueueDefinition,
@@ -156,6 +156,10 @@ class QueueClient:
     def purge(self, queue: str) -> int:
         """Remove everything but the dead letters; how many there were."""
         return drive(queues.purge_queue(self._link, queue))
+
+    def examine(self) -> list[Finding]:
+        """What the owner of this store should know about it, beyond what `capabilities` says; may be nothing."""
+        return drive(queues.examine(self._link))
 
     def close(self) -> None:
         """Wake whoever waits, and let go of the store. What is in flight stays in flight until its lease ends."""

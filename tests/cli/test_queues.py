@@ -170,3 +170,28 @@ def test_doctor_of_a_store_that_is_away_is_exit_code_69(cli):
     found = cli("doctor")
     assert found.code == 69
     assert found.rows[-1][:2] == ["bad", "store"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "level", "words"),
+    [
+        ({"appendonly": False}, "note", "appendonly is no"),
+        ({"appendonly": True, "appendfsync": "everysec"}, "ok", "the last second"),
+        ({"appendonly": True, "appendfsync": "always"}, "ok", "and over a power cut"),
+    ],
+    ids=["none", "everysec", "always"],
+)
+def test_doctor_says_how_a_server_keeps_what_it_accepts(cli, new_valkey, options, level, words):
+    told = {row[1]: row for row in cli("--url", new_valkey(**options).url, "doctor").rows}
+    assert told["disk"][0] == level
+    assert words in told["disk"][2]
+    assert told["replicas"][0] == "note"
+    assert "Valkey 9" in told["server"][2]
+
+
+@pytest.mark.slow
+def test_doctor_calls_an_evicting_server_bad(cli, new_valkey):
+    found = cli("--url", new_valkey(maxmemory_policy="allkeys-lru").url, "doctor")
+    assert found.code == 1
+    assert any(row[0] == "bad" and "allkeys-lru" in row[2] for row in found.rows)

@@ -41,6 +41,11 @@ class InACluster(Standalone):
         return shared.cluster().url
 
 
+class BehindSentinel(Standalone):
+    def url_of(self, tmp_path: Path) -> str:
+        return shared.sentinels().url
+
+
 def theirs(address: Address, *, flavour: Flavour, **options: Any) -> RedisDriver:
     """A client that somebody else made, in the older protocol, and that answers with text where it can."""
     kind = redis.Redis if flavour == "sync" else redis.asyncio.Redis
@@ -71,8 +76,15 @@ class TestRedisByItsOwnClock(Conformance):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("valkey_cluster")
 class TestRedisCluster(Conformance):
     store = InACluster
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("valkey_sentinels")
+class TestRedisBehindSentinel(Conformance):
+    store = BehindSentinel
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar, overload
 
 from postroom.aio.mailbox import AsyncMailbox, AsyncSession
 from postroom.core.address import Address
-from postroom.core.capabilities import Capabilities
+from postroom.core.capabilities import Capabilities, Finding
 from postroom.core.definition import (
     MessageReceipt,
     QueueDefinition,
@@ -152,6 +152,10 @@ class AsyncQueueClient:
     async def purge(self, queue: str) -> int:
         """Remove everything but the dead letters; how many there were."""
         return await queues.purge_queue(self._link, queue)
+
+    async def examine(self) -> list[Finding]:
+        """What the owner of this store should know about it, beyond what `capabilities` says; may be nothing."""
+        return await queues.examine(self._link)
 
     async def close(self) -> None:
         """Wake whoever waits, and let go of the store. What is in flight stays in flight until its lease ends."""

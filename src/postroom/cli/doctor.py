@@ -66,6 +66,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
             infos = [client.info(name) for name in names]
             yield Finding("ok", "store", f"{client.capabilities.store} answers")
             yield from _promises(client.capabilities)
+            for told in client.examine():
+                yield Finding(told.level, told.about, told.text, exits.FAILED if told.level == "bad" else exits.OK)
     except (Failure, postroom.MailboxError) as error:
         yield Finding("bad", "store", str(error), exits.code_of(error) or exits.FAILED)
         path = file_of(settings.url)

@@ -7,6 +7,7 @@ stated is a bug, and the conformance suite treats it as one.
 from __future__ import annotations
 
 import enum
+from typing import Literal
 
 import msgspec
 
@@ -91,3 +92,11 @@ LABELS = {
     "purge": "purge",
     "atomic_reply": "reply and acknowledge in one step",
 }
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something the owner of a store should know about it."""
+
+    level: Literal["ok", "note", "bad"]
+    about: str
+    text: str

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from postroom.core.address import Address, dead_letters_of, is_dead_letters, origin_of
-from postroom.core.capabilities import NO, WEAKER, YES, Capabilities, Level
+from postroom.core.capabilities import NO, WEAKER, YES, Capabilities, Finding, Level
 from postroom.core.definition import PLAIN, QueueStatus, Rules
 from postroom.core.message import (
     GONE,
@@ -88,7 +88,9 @@ __all__ = [
     "Dropped",
     "Duplicate",
     "Envelope",
+    "Examined",
     "Extend",
+    "Finding",
     "Gone",
     "Inline",
     "Io",
@@ -204,6 +206,12 @@ class Sessions(Protocol):
         Raises ReceiptHandleExpiredError when the lock was lost.
         """
         ...
+
+
+class Examined(Protocol):
+    """For a driver that can tell what the owner of its store should know: `postroom doctor` shows it."""
+
+    async def examine(self) -> list[Finding]: ...
 
 
 class Driver(Admin, Sessions, Protocol):

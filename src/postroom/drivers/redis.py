@@ -16,6 +16,7 @@ import msgspec
 
 from postroom.core import refusals
 from postroom.core.address import Address
+from postroom.core.capabilities import Finding
 from postroom.core.definition import PLAIN, QueueStatus, Rules
 from postroom.core.message import (
     Accepted,
@@ -34,6 +35,7 @@ from postroom.drivers import redis_carry as carrying
 from postroom.drivers.io import Awaiting, Bell, Inline, Io
 from postroom.drivers.redis_answers import outcomes_of, puts_of, read_claim, read_page, refusal, refused_for_room
 from postroom.drivers.redis_clients import open_client
+from postroom.drivers.redis_examine import examine
 from postroom.drivers.redis_kinds import check_flavour
 from postroom.drivers.redis_rows import acknowledges, pack, put_fields, verdict_text, verdict_texts
 from postroom.drivers.redis_scripts import Keys, registry, script
@@ -473,6 +475,9 @@ class RedisDriver:
             await self.io.shield(self.abandon(queue, claim_id), 1.0)
         except MailboxError:
             pass  # the store is away: they look by themselves within seconds
+
+    async def examine(self) -> list[Finding]:
+        return await examine(self.wire, self.settings)
 
     async def close(self) -> None:
         await self.wire.close()

@@ -12,7 +12,7 @@ from importlib.resources import files
 
 from postroom.core.address import is_dead_letters, origin_of
 
-_KEYS = (
+KEYS = (
     "pending", "invisible", "later", "data", "meta", "bell",
     "info", "memo", "timers", "expiry", "dedup", "dedup:until",
     "line", "heads", "locks", "waiters", "all",
@@ -27,14 +27,14 @@ def _read(name: str) -> str:
 class Script:
     """One verb: its text, its name in the server's cache, and the start of the command that calls it."""
 
-    __slots__ = ("by_sha", "by_text", "verb")
+    __slots__ = ("by_sha", "by_text", "sha", "verb")
 
     def __init__(self, verb: str, *parts: str) -> None:
         text = "\n".join(_read(part) for part in parts).encode()
-        sha = hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
+        self.sha = hashlib.sha1(text, usedforsecurity=False).hexdigest()
         self.verb = verb
-        count = bulk(b"%d" % len(_KEYS))
-        self.by_sha = bulk(b"EVALSHA") + bulk(sha) + count
+        count = bulk(b"%d" % len(KEYS))
+        self.by_sha = bulk(b"EVALSHA") + bulk(self.sha.encode()) + count
         self.by_text = bulk(b"EVAL") + bulk(text) + count
 
 
@@ -63,7 +63,7 @@ class Keys:
         self.dead = is_dead_letters(queue)
         self.half = b"dead" if self.dead else b""
         self.title = origin.encode()
-        self.packed = b"".join(bulk((root + key).encode()) for key in _KEYS)
+        self.packed = b"".join(bulk((root + key).encode()) for key in KEYS)
         self.routing = root  # any key of the slot
         self.bell = (root + ("dead:bell" if self.dead else "bell")).encode()
         self.all = (root + "all").encode()
@@ -79,7 +79,7 @@ def bulk(value: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(value), value)
 
 
-_CONSTANT = len(_KEYS) + 3
+_CONSTANT = len(KEYS) + 3
 
 
 def command(called: bytes, keys: Keys, arguments: list[bytes]) -> bytes:

@@ -36,7 +36,7 @@ T = TypeVar("T")
 _FIRST = 1.0  # seconds of retries while we never had an answer: more likely a wrong address than a restart
 _PAUSE, _LONGEST_PAUSE = 0.01, 0.5
 _ASKING = plain(b"ASKING")
-_EVICTING = ("allkeys-lru", "allkeys-lfu", "allkeys-random")
+EVICTING = ("allkeys-lru", "allkeys-lfu", "allkeys-random")
 
 
 class Port(NamedTuple):
@@ -222,7 +222,7 @@ class Wire:
                 reply = b""  # who may not ask cannot be told
             for line in reply.decode(errors="replace").splitlines():
                 policy = line.removeprefix("maxmemory_policy:")
-                if policy != line and policy in _EVICTING:
+                if policy != line and policy in EVICTING:
                     raise ConfigurationError(
                         f"{keys.name} at {self._settings.where}: the server evicts keys when memory runs short "
                         f"(maxmemory-policy {policy}), and with them accepted messages. Set maxmemory-policy to "
@@ -231,6 +231,17 @@ class Wire:
             self._vetted.add(port.name)
 
         await self._persist(once, keys.routing, keys.name, 0.0)
+
+    async def tell(self, *words: bytes) -> list[tuple[str, Any]]:
+        """Where each primary is, and what it answers to a plain command, or its refusal."""
+
+        async def once(port: Port, before: list[bytes], repeated: bool) -> list[tuple[str, Any]]:
+            ports = {port.name or self._settings.where: port}
+            if self._cluster:
+                ports = {node.name: self._port_of(node) for node in self._client.get_primaries()}
+            return [(name, (await self._talk(one, [plain(*words)]))[0]) for name, one in ports.items()]
+
+        return await self._persist(once, "{queue:}", "examine", 0.0)
 
     # --- connections -------------------------------------------------------------------------------------------
 
@@ -255,9 +266,12 @@ class Wire:
         node = None if asked is None else client.get_node(host=asked[0], port=asked[1])
         if node is None:
             node = client.get_node_from_key(routing)
+        return self._port_of(node)
+
+    def _port_of(self, node: Any) -> Port:
         if self._io.flavour == "async":
             return Port(node.name, node.acquire_connection, node.release)
-        pool = client.get_redis_connection(node).connection_pool
+        pool = self._client.get_redis_connection(node).connection_pool
         return Port(node.name, pool.get_connection, pool.release)
 
     async def port(self, keys: Keys) -> Port:
@@ -294,8 +308,10 @@ class Wire:
             raise
         if self._owned and not self.closed.rung:
             self._idle.setdefault(port.name, []).append(connection)
-        else:
-            await io.call(port.release, connection)
+            return replies
+        if self._owned:
+            await io.call(connection.disconnect)  # made after the client's others were closed
+        await io.call(port.release, connection)
         return replies
 
     async def close(self) -> None:

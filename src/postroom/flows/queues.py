@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from postroom.core.address import check_name, check_queue
+from postroom.core.capabilities import Finding
 from postroom.core.definition import QueueDefinition, QueueInfo, QueueStatus, Rules
 from postroom.core.message import Stats
 from postroom.errors import ConfigurationError, InvalidParameterError
@@ -91,3 +93,9 @@ async def purge(box: Box[Any, Any]) -> int:
     if not box.ready:
         await open_box(box)
     return await box.driver.purge(box.name)
+
+
+async def examine(link: Link) -> list[Finding]:
+    """What the store's owner should know; a driver that has nothing to say has no such verb."""
+    look: Callable[[], Awaitable[list[Finding]]] | None = getattr(link.driver, "examine", None)
+    return [] if look is None else await look()

@@ -282,6 +282,13 @@ class Queues(Suite):
         await world.advance(4 * second)
         assert await client.list_queues() == ["q"], "it is a plain queue now"
 
+    async def test_what_the_owner_should_know_is_told_in_a_line_each(self, client: Client) -> None:
+        for finding in await client.examine():
+            assert finding.level in ("ok", "note", "bad")
+            assert finding.about
+            assert finding.text
+            assert "\n" not in finding.text
+
     # --- statuses ----------------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize(
