@@ -3,14 +3,7 @@
 
 call('HSET', MEMO, 'f:' .. ARGV[6], '1')
 call('ZADD', TIMERS, NOW + tonumber(ARGV[7]), 'f:' .. ARGV[6])
-local held = {}
-for _, seq in ipairs(call('ZRANGEBYSCORE', q.invisible, '(' .. exact(NOW), '+inf')) do
-  local past = call('HGET', q.meta, seq)
-  if past and match(past, '^%w*') == ARGV[6] then
-    held[#held + 1] = seq
-  end
-end
-table.sort(held)
+local held = held_by(ARGV[6])
 for i = #held, 1, -1 do
   local m = load(q, held[i])
   uncount(m)

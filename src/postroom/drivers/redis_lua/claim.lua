@@ -114,12 +114,10 @@ end
 if not fenced then
   buried, expired = tidy(LIMIT)
   if AGAIN then
-    for _, seq in ipairs(call('ZRANGEBYSCORE', q.invisible, '(' .. exact(NOW), '+inf')) do
+    for _, seq in ipairs(held_by(CLAIM)) do
       local m = load(q, seq)
-      if m.claim == CLAIM then
-        m.until_ = tonumber(call('ZSCORE', q.invisible, seq))
-        give(seq, m)
-      end
+      m.until_ = tonumber(call('ZSCORE', q.invisible, seq))
+      give(seq, m)
     end
   end
   if #taken == 0 then

@@ -316,6 +316,21 @@ local function used_up(m, limit)
   return q.live and most and m.n >= most
 end
 
+-- What a claim holds still. There is no index for it: this is asked for only when an answer was lost or nobody wanted it.
+local function held_by(claim_id)
+  local found, seqs = {}, call('ZRANGEBYSCORE', q.invisible, '(' .. exact(NOW), '+inf')
+  for from = 1, #seqs, 1000 do
+    local to = min(from + 999, #seqs)
+    for i, past in ipairs(call('HMGET', q.meta, unpack(seqs, from, to))) do
+      if past and match(past, '^%w*') == claim_id then
+        found[#found + 1] = seqs[from + i - 1]
+      end
+    end
+  end
+  table.sort(found)
+  return found
+end
+
 -- --- time ----------------------------------------------------------------------------------------------------------
 
 local function due(zset)
