@@ -151,7 +151,7 @@ class _Typed(Codec[Any]):
             else:
                 data = _json_encode(body)
                 self._json_decode(data)
-                if b"null" in data and _has_nan(msgspec.to_builtins(body)):
+                if data.find(b"null") >= 0 and _has_nan(msgspec.to_builtins(body)):
                     raise ValueError("NaN and infinity cannot be written as JSON")
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise SerializationError(f"the body does not fit {_name(self.body_type)}: {error}") from error

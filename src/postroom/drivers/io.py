@@ -197,6 +197,16 @@ class _Promise:
         self._future: asyncio.Future[bool] = loop.create_future()
 
     def wake(self) -> None:
+        import asyncio
+
+        try:
+            # Whoever is in a task of this loop need not wake it, which is a write to a socket. (A signal's handler may
+            # find it asleep: then no task is running.)
+            if asyncio.get_running_loop() is self._loop and asyncio.current_task(self._loop) is not None:
+                self._open()
+                return
+        except RuntimeError:
+            pass  # another thread
         try:
             self._loop.call_soon_threadsafe(self._open)
         except RuntimeError:

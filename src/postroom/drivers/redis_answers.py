@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from postroom.core import refusals
+from postroom.core.definition import PLAIN, QueueStatus, Rules
 from postroom.core.message import (
     GONE,
     SETTLED,
@@ -21,6 +22,7 @@ from postroom.core.message import (
     Put,
     Refused,
     Settled,
+    Stats,
 )
 from postroom.drivers.redis_rows import delivery, plain_delivery
 from postroom.errors import MailboxError, MailboxFullError
@@ -131,6 +133,33 @@ def read_page(reply: list[Any]) -> list[Delivery]:
         delivery(reply[at], reply[at + 1], reply[at + 2], state=reply[at + 3].decode(), at=float(reply[at + 4]))
         for at in range(3, len(reply), 5)
     ]
+
+
+def read_info(queue: str, reply: list[Any], *, dead: bool) -> tuple[Stats, Rules, QueueStatus]:
+    """A queue in numbers. Dead letters have neither rules nor a status of their own."""
+    _, kept, status, numbers, created, updated, now, since, _ = reply
+    try:
+        ready, scheduled, in_flight, died, size, dropped, expired = map(int, numbers.split())
+        stats = Stats(
+            ready=ready,
+            scheduled=scheduled,
+            in_flight=in_flight,
+            dead=died,
+            bytes=max(0, size),  # below 0 once envelopes were exchanged by hand
+            oldest_age=max(0.0, float(now) - float(since)) if since else None,
+            dropped=dropped,
+            expired=expired,
+            created_at=float(created),
+            updated_at=float(updated),
+        )
+        if dead:
+            return stats, PLAIN, QueueStatus.ACTIVE
+        return stats, _unpack(kept, type=Rules) if kept else PLAIN, QueueStatus(status.decode())
+    except (ValueError, TypeError, AttributeError, msgspec.MsgspecError) as error:
+        raise MailboxError(
+            f"{queue}: what the server keeps of this queue cannot be read ({error}): something else wrote into its "
+            "keys, which begin with {queue:; create_queue() writes its rules anew"
+        ) from error
 
 
 # --- settle ----------------------------------------------------------------------------------------------------------

@@ -7,13 +7,17 @@ message is in two places for a while, and never in none: here it stays parked, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from os import urandom
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from postroom.core import refusals
 from postroom.core.address import is_dead_letters, origin_of
+from postroom.core.limits import MAX_BATCH
 from postroom.core.message import (
     GONE,
     SETTLED,
@@ -30,35 +34,50 @@ from postroom.core.message import (
 from postroom.drivers.redis_answers import no_room, outcomes_of
 from postroom.drivers.redis_rows import delivery, verdict_text
 from postroom.drivers.redis_scripts import Keys
-from postroom.errors import InvalidParameterError, MailboxConnectionError, MailboxError, QueueNotFoundError
+from postroom.errors import (
+    InvalidParameterError,
+    MailboxConnectionError,
+    MailboxError,
+    OperationTimeoutError,
+    QueueNotFoundError,
+)
 
 if TYPE_CHECKING:
     from postroom.drivers.redis import RedisDriver
+    from postroom.drivers.redis_queues import RedisQueues
 
+_BRIEF = 1.0  # seconds that one parcel may take on the way of somebody who wants something else
 _WHY: dict[bytes, Outcome] = {b"stale": STALE, b"gone": GONE, b"held": GONE}
 
 
-async def carry(driver: RedisDriver, keys: Keys, parcels: bytes) -> int:
+async def carry(driver: RedisQueues, keys: Keys, parcels: bytes, seconds: float = 5.0) -> int:
     """What a script left to be carried. How many were buried; what cannot be now is tried again later, by anybody."""
-    buried = 0
+    buried, end = 0, monotonic() + seconds
     for kind, seq, queue, *rest in msgspec.msgpack.decode(parcels, type=list[list[str]]):
+        if monotonic() >= end:
+            break  # who looks next, when its parking is over
         number = seq.encode()
         try:
             if kind == "bury":
                 reason, description = rest
-                buried += await bury(driver, keys, number, b"", queue, reason, description) is SETTLED
+                outcome = await bury(driver, keys, number, b"", queue, reason, description, most=_BRIEF)
+                buried += outcome is SETTLED
             else:
-                await _free(driver, queue, number, rest[0])
-                await driver.run("carry", keys, b"told", number)
+                # Where it has another number than there, that one follows the queue's name.
+                home, _, there = queue.partition("\n")
+                await _free(driver, home, there.encode() or number, rest[0])
+                await driver.run("carry", keys, b"told", number, most=_BRIEF)
+        except (MailboxConnectionError, OperationTimeoutError):
+            break  # that node is away: for the others as well there will be another time
         except MailboxError:
             pass
     return buried
 
 
-async def _free(driver: RedisDriver, queue: str, seq: bytes, session: str) -> None:
+async def _free(driver: RedisQueues, queue: str, seq: bytes, session: str) -> None:
     try:
         home = driver.keys(queue)
-        reply = await driver.run("carry", home, b"free", seq, session.encode())
+        reply = await driver.run("carry", home, b"free", seq, session.encode(), most=_BRIEF)
         if reply[2]:
             await carry(driver, home, reply[2])
     except QueueNotFoundError:
@@ -66,27 +85,44 @@ async def _free(driver: RedisDriver, queue: str, seq: bytes, session: str) -> No
 
 
 async def bury(
-    driver: RedisDriver, keys: Keys, seq: bytes, claim_id: bytes, target: str, reason: str, description: str
+    driver: RedisQueues,
+    keys: Keys,
+    seq: bytes,
+    claim_id: bytes,
+    target: str,
+    reason: str,
+    description: str,
+    most: float = math.inf,
 ) -> Outcome:
     """To a dead-letter queue of another name."""
-    _, why, *copied = await driver.run("carry", keys, b"copy", seq, claim_id)
+    carrier = claim_id or _carrier()
+    _, why, *copied = await driver.run("carry", keys, b"copy", seq, claim_id, carrier, most=most)
     if why:
         return _WHY[why]
     data, past, _, holds = copied
     there = driver.keys(target)
     given = (keys.name.encode(), reason.encode(), description.encode(), holds)
     try:
-        _, why, *_ = await driver.run("carry", there, b"bury", seq, data, past, *given, durable=True)
+        _, why, *parcels = await driver.run(
+            "carry", there, b"bury", seq, data, past, *given, once=True, durable=True, most=most
+        )
     except QueueNotFoundError:
-        why = b"missing"
+        why, parcels = b"missing", []
     if why:
+        if not claim_id:
+            await driver.run("carry", keys, b"back", seq, carrier, b"park", most=most)
         return Refused(refusals.unburied(keys.name, target))
-    return await _remove(driver, keys, seq, claim_id, holds)
+    if parcels and parcels[0]:
+        await carry(driver, there, parcels[0])
+    return await _remove(driver, keys, seq, carrier, holds, theirs=bool(claim_id))
 
 
-async def _remove(driver: RedisDriver, keys: Keys, seq: bytes, claim_id: bytes, holds: bytes) -> Outcome:
+async def _remove(
+    driver: RedisQueues, keys: Keys, seq: bytes, carrier: bytes, holds: bytes, *, theirs: bool
+) -> Outcome:
     # Once: repeated, it would find the message gone by our own doing.
-    _, why, *parcels = await driver.run("carry", keys, b"gone", seq, claim_id, holds, once=True)
+    given = (seq, carrier, holds, b"1" if theirs else b"")
+    _, why, *parcels = await driver.run("carry", keys, b"gone", *given, once=True)
     if why:
         return _WHY[why]
     if parcels and parcels[0]:
@@ -94,10 +130,15 @@ async def _remove(driver: RedisDriver, keys: Keys, seq: bytes, claim_id: bytes, 
     return SETTLED
 
 
+def _carrier() -> bytes:
+    """Who holds a message that is on its way: as unguessable as a claim."""
+    return urandom(16).hex().encode()
+
+
 # --- redrive ---------------------------------------------------------------------------------------------------------
 
 
-async def redrive(driver: RedisDriver, keys: Keys, seqs: Sequence[int], target: str | None) -> list[Outcome]:
+async def redrive(driver: RedisQueues, keys: Keys, seqs: Sequence[int], target: str | None) -> list[Outcome]:
     home = origin_of(keys.name)
     numbers = [b"%016d" % seq for seq in seqs]
     if not keys.dead or (target is not None and target != home):
@@ -122,28 +163,42 @@ async def redrive(driver: RedisDriver, keys: Keys, seqs: Sequence[int], target: 
     return outcomes
 
 
-async def _revive(driver: RedisDriver, keys: Keys, seq: bytes, target: str | None) -> Outcome:
+async def _revive(driver: RedisQueues, keys: Keys, seq: bytes, target: str | None) -> Outcome:
     """One dead letter to a queue in another slot."""
-    _, why, *copied = await driver.run("carry", keys, b"copy", seq, b"")
+    carrier = _carrier()
+    _, why, *copied = await driver.run("carry", keys, b"copy", seq, b"", carrier)
     if why:
         return _WHY[why]
     data, past, source, _ = copied
     id = delivery(seq, data, past, state="ready").envelope.id
+    refused = await _revive_there(driver, keys, seq, data, past, source.decode(), target, id)
+    if refused is not None:
+        await driver.run("carry", keys, b"back", seq, carrier, b"")
+        return Refused(refused)
+    return await _remove(driver, keys, seq, carrier, b"", theirs=False)
+
+
+async def _revive_there(
+    driver: RedisQueues, keys: Keys, seq: bytes, data: bytes, past: bytes, source: str, target: str | None, id: str
+) -> MailboxError | None:
+    """Why it cannot go there, or None: it is there."""
     if not source:
-        return Refused(refusals.no_dead_letter(keys.name, id))
-    where = source.decode() if target is None else target
+        return refusals.no_dead_letter(keys.name, id)
+    where = source if target is None else target
     if where == keys.name:
-        return Refused(InvalidParameterError(f"{where}: message {id} is in this queue already; name another target"))
+        return InvalidParameterError(f"{where}: message {id} is in this queue already; name another target")
     if is_dead_letters(where):
-        return Refused(refusals.no_target(where, id))
+        return refusals.no_target(where, id)
     try:
-        reply = await driver.run("carry", driver.keys(where), b"revive", seq, data, past, durable=True)
+        reply = await driver.run("carry", driver.keys(where), b"revive", seq, data, past, once=True, durable=True)
     except QueueNotFoundError:
-        return Refused(refusals.no_target(where, id))
+        return refusals.no_target(where, id)
     if reply[1]:
         _, _, what, taken, limit = reply
-        return Refused(no_room(where, what.decode(), int(taken), int(limit), len(data)))
-    return await _remove(driver, keys, seq, b"", b"")
+        return no_room(where, what.decode(), int(taken), int(limit), len(data))
+    if reply[2]:
+        await carry(driver, driver.keys(where), reply[2])
+    return None
 
 
 # --- verdicts that are not one script's work -------------------------------------------------------------------------
@@ -185,6 +240,8 @@ async def settle(driver: RedisDriver, keys: Keys, batch: Sequence[Verdict]) -> l
             outcomes[place] = await _acknowledge(driver, keys, text, verdict)
         else:
             line.append((place, text))
+            if len(line) >= MAX_BATCH:
+                await flush()
     await flush()
     return outcomes  # type: ignore[return-value]  # every place was filled above
 

@@ -77,10 +77,12 @@ def _envelope(data: bytes, past: _Past | None) -> Envelope:
         if data[:1] and 1 < data[0] < 32:
             fault += f", or of a newer version ({data[0]}) than this library knows"
         return Envelope("", data, session_id=session, size=len(data), fault=fault)
+    if not head:  # the usual case, without a call
+        return Envelope(id, data[at:], session_id=session, priority=priority, size=size, ttl=ttl)
     return unpack_head(
         id,
         data[at + head :],
-        data[at : at + head] if head else None,
+        data[at : at + head],
         session_id=session,
         priority=priority,
         size=size,
@@ -202,7 +204,8 @@ def verdict_text(verdict: Verdict) -> bytes | None:
     elif isinstance(verdict, Extend):
         text = f"E{handle}\n{verdict.lease!r}\n{1 if verdict.shorten else 0}"
     elif isinstance(verdict, Bury):
-        text = f"B{handle}\n{verdict.reason}\n{verdict.description}"
+        reason = " ".join(verdict.reason.splitlines())  # the script takes the first line for it
+        text = f"B{handle}\n{reason}\n{verdict.description}"
     else:
         text = f"A{handle}"
     return text.encode(errors="replace")
@@ -210,7 +213,10 @@ def verdict_text(verdict: Verdict) -> bytes | None:
 
 def acknowledges(batch: Sequence[Verdict]) -> bool:
     """Whether these are nothing but acknowledges that carry nothing."""
-    return all(type(verdict) is Ack and not verdict.puts for verdict in batch)
+    for verdict in batch:  # noqa: SIM110  # a generator would swallow a Ctrl-C that strikes while it is closed
+        if type(verdict) is not Ack or verdict.puts:
+            return False
+    return True
 
 
 def verdict_texts(batch: Sequence[Verdict]) -> list[bytes] | None:

@@ -40,7 +40,8 @@ class Script:
 
 _PARTS: dict[str, tuple[str, ...]] = {
     "put": ("keys", "begin", "put_plain", "life", "put"),
-    "claim": ("keys", "begin", "acknowledge", "claim_plain", "life", "settling", "claim"),
+    "claim": ("keys", "begin", "acknowledge", "lend", "claim_plain", "life", "settling", "claim"),
+    "claims": ("keys", "begin", "lend", "claims"),
     "settle": ("keys", "begin", "acknowledge", "settle_plain", "life", "settling", "settle"),
     "ensure": ("keys", "ensure"),
 }

@@ -9,8 +9,10 @@ the most, so that a dead connection, a lost token and a lease that ended are all
 
 from __future__ import annotations
 
+import math
 import os
 import select
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
@@ -38,25 +40,31 @@ class Post:
 class Ear:
     """A thread's wait that can watch a connection as well: a pipe that `wake` writes to."""
 
-    __slots__ = ("_read", "_write", "poll")
+    __slots__ = ("_lock", "_read", "_write", "poll")
 
     def __init__(self) -> None:
-        self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._lock = mutex()  # a late wake-up must not go to whoever has our descriptor by then
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
         self.poll = select.poll()
         self.poll.register(self._read, select.POLLIN)
 
     def wake(self) -> None:
-        try:
-            os.write(self._write, b"\0")
-        except OSError:
-            pass  # full of wake-ups, or closed: nobody waits any more
+        with self._lock:
+            if self._write >= 0:
+                try:
+                    os.write(self._write, b"\0")
+                except OSError:
+                    pass  # full of wake-ups
 
     async def wait(self, timeout: float | None) -> bool:
         return bool(self.poll.poll(None if timeout is None else max(0.0, timeout) * 1000))
 
     def close(self) -> None:
-        os.close(self._read)
-        os.close(self._write)
+        with self._lock:
+            read, write, self._write = self._read, self._write, -1
+        os.close(read)
+        os.close(write)
 
 
 class Waiting:
@@ -76,6 +84,7 @@ class Waiting:
         self._deadline = self._now() + seconds
         self._bells = [bell for bell in (wire.closed, stop, None if clock is None else clock.moved) if bell is not None]
         self._stops = [bell for bell in (wire.closed, stop) if bell is not None]
+        self._check = _cancellation(io)
         self.torn = False  # we went before our token could come: it may be lost
 
     @property
@@ -112,11 +121,10 @@ class Waiting:
         if self._io.interruptible():
             await self._listen(waiter, seconds)
             return False
-        call = _Call(waiter)
-        post.bell.listen(call.ring)  # before we try: whoever leaves the place then sees us
+        post.bell.listen(waiter.wake)  # before we try: whoever leaves the place then sees us
         if post.place.acquire(blocking=False):
             try:
-                post.bell.leave(call.ring)
+                post.bell.leave(waiter.wake)
                 await self._listen(waiter, seconds)
             finally:
                 post.place.release()
@@ -125,11 +133,10 @@ class Waiting:
         try:
             await waiter.wait(seconds)
         except BaseException:
-            if not post.bell.leave(call.ring):
+            if not post.bell.leave(waiter.wake):
                 post.bell.ring(1)
             raise
-        post.bell.leave(call.ring)
-        return call.came
+        return not post.bell.leave(waiter.wake)  # who was called is on the list no more
 
     def _patience(self, until: float) -> float:
         """Real seconds."""
@@ -150,6 +157,7 @@ class Waiting:
         try:
             self.torn = True
             await io.call(connection.send_packed_command, [plain(b"BLPOP", self._list, b"%.3f" % max(seconds, 0.001))])
+            self._check()
             if await _answer(connection, waiter, seconds + _GRACE):
                 self.torn = False
             else:
@@ -164,18 +172,21 @@ class Waiting:
             await io.call(port.release, connection)
 
 
-class _Call:
-    """Tells a call to the listener's place from other wake-ups."""
+def _cancellation(io: Io) -> Callable[[], None]:
+    """Raises if the task was cancelled since, and nobody told us. redis-py sends under asyncio.wait_for, and that drops
+    a cancellation which comes as it ends (Python 3.11, gh-86296): we would listen on to the end of a long poll."""
+    if io.flavour == "sync":
+        return lambda: None
+    import asyncio
 
-    __slots__ = ("_waiter", "came")
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
 
-    def __init__(self, waiter: Waiter) -> None:
-        self._waiter = waiter
-        self.came = False
+    def check() -> None:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
 
-    def ring(self) -> None:
-        self.came = True
-        self._waiter.wake()
+    return check
 
 
 async def _answer(connection: Any, waiter: Waiter, seconds: float) -> bool:
@@ -184,7 +195,9 @@ async def _answer(connection: Any, waiter: Waiter, seconds: float) -> bool:
         return _watch(connection, waiter, seconds)
     import asyncio
 
-    reading = asyncio.ensure_future(connection.read_response(disable_decoding=True, timeout=seconds))
+    # Without a limit of its own: when that is over redis-py answers None, as BLPOP does, and what the server says after
+    # all would be taken for the answer to somebody else's command.
+    reading = asyncio.ensure_future(connection.read_response(disable_decoding=True, timeout=math.inf))
     reading.add_done_callback(lambda _: waiter.wake())
     try:
         await waiter.wait(seconds)
@@ -211,7 +224,7 @@ def _watch(connection: Any, ear: Ear, seconds: float) -> bool:
         heard = ear.poll.poll(max(0.0, seconds) * 1000)
     finally:
         ear.poll.unregister(fd)
-    if not any(one == fd for one, _ in heard):
+    if fd not in [one for one, _ in heard]:
         return False
     connection.read_response(disable_decoding=True)
     return True

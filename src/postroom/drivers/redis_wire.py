@@ -8,6 +8,7 @@ carries the number of its caller's call and is carried out once (`begin.lua`).
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from collections.abc import Awaitable, Callable
@@ -17,15 +18,17 @@ from typing import Any, NamedTuple, TypeVar
 from redis.exceptions import (
     AskError,
     ClusterDownError,
+    InvalidResponse,
     MaxConnectionsError,
     MovedError,
     NoPermissionError,
     NoScriptError,
+    ReadOnlyError,
     ResponseError,
     SlotNotCoveredError,
 )
 
-from postroom.drivers.io import Bell, Io, mutex, sleep
+from postroom.drivers.io import Bell, Io, mutex
 from postroom.drivers.redis_errors import FAILURES, foreign, retryable, translate
 from postroom.drivers.redis_scripts import Keys, Script, command, plain
 from postroom.drivers.redis_settings import Settings
@@ -66,7 +69,7 @@ class Wire:
         self._making = mutex()
         self._io = io
         self._settings = settings
-        self._cluster = cluster
+        self.cluster = cluster
         self._owned = owned
         self._reached = False
         self._vetted: set[str] = set()
@@ -94,8 +97,10 @@ class Wire:
         self._callers.append(caller)
 
     def _begin_anew(self) -> None:
-        """In a forked child: neither its parent's numbers nor its parent's connections are its own."""
+        """In a forked child: neither its parent's numbers nor its parent's connections are its own, and whoever held
+        the lock at that moment is not there to let it go."""
         self._pid, self._callers, self._shared, self._idle = os.getpid(), [], {}, {}
+        self._making = mutex()
 
     # --- calling -----------------------------------------------------------------------------------------------
 
@@ -106,10 +111,13 @@ class Wire:
         arguments: list[bytes],
         *,
         patience: float = 0.0,
+        most: float = math.inf,
         durable: bool = False,
         again: int | None = None,
+        stop: Bell | None = None,
     ) -> Any:
-        """What the script answers; tried again until it does, or the time of a call is over.
+        """What the script answers; tried again until it does, or the time of a call is over: that of any call, or
+        `patience` where that is longer, never more than `most`, and no longer than until `stop` rings.
 
         `again` is the argument that says 1 when this is a repetition; `durable` waits for the replicas as well.
         """
@@ -130,7 +138,7 @@ class Wire:
                 self._check_replicas(keys, replies[-1])
             return reply
 
-        return await self._persist(once, keys.routing, keys.name, patience)
+        return await self._persist(once, keys.routing, keys.name, patience, most, stop)
 
     async def ask(self, routing: str, *words: bytes, name: str) -> Any:
         """One plain command, tried again like a script."""
@@ -141,10 +149,16 @@ class Wire:
                 raise reply
             return reply
 
-        return await self._persist(once, routing, name, 0.0)
+        return await self._persist(once, routing, name)
 
     async def _persist(
-        self, once: Callable[[Port, list[bytes], bool], Awaitable[T]], routing: str, name: str, patience: float
+        self,
+        once: Callable[[Port, list[bytes], bool], Awaitable[T]],
+        routing: str,
+        name: str,
+        patience: float = 0.0,
+        most: float = math.inf,
+        stop: Bell | None = None,
     ) -> T:
         """Do it until it is done, or cannot be, or has taken too long. `once` is told where to go, what to say first,
         and whether it was tried before."""
@@ -165,25 +179,38 @@ class Wire:
                 began = began or now
                 settings = self._settings
                 limit = max(settings.timeout, patience) if self._reached else min(settings.timeout, _FIRST)
-                if now - began >= limit or not self._may_repeat(error):
+                if now - began >= min(limit, most) or not self._may_repeat(error):
                     raise self._translated(error, name) from error
                 pause = await self._recover(error, attempt)
                 redirected = isinstance(error, AskError) and not isinstance(error, MovedError)
                 asked = (error.host, error.port) if redirected else None  # type: ignore[attr-defined]  # as it says
                 attempt += 1
-                if pause and await sleep(self._io, pause, self.closed):
+                if pause and await self._rest(pause, stop):
                     raise self._translated(error, name) from error
 
+    async def _rest(self, pause: float, stop: Bell | None) -> bool:
+        """Whether somebody wants us to come home meanwhile."""
+        bells = [self.closed] if stop is None else [self.closed, stop]
+        waiter = self._io.waiter()
+        for bell in bells:
+            bell.listen(waiter.wake)
+        try:
+            await waiter.wait(pause)
+        finally:
+            for bell in bells:
+                bell.leave(waiter.wake)
+        return any(bell.rung for bell in bells)
+
     def _translated(self, error: Exception, name: str) -> MailboxError:
-        return translate(error, self._settings.where, name, cluster=self._cluster)
+        return translate(error, self._settings.where, name, cluster=self.cluster)
 
     def _may_repeat(self, error: Exception) -> bool:
-        return retryable(error, cluster=self._cluster)
+        return retryable(error, cluster=self.cluster)
 
     async def _recover(self, error: Exception, attempt: float) -> float:
         """Learn from the failure where to go next; how long to wait before."""
         pause: float = min(_LONGEST_PAUSE, _PAUSE * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.5)
-        if not self._cluster or isinstance(error, MaxConnectionsError) or self._client is None:
+        if not self.cluster or isinstance(error, MaxConnectionsError) or self._client is None:
             return pause
         if isinstance(error, MovedError):
             await self._io.call(self._client.nodes_manager.move_slot, error)
@@ -220,6 +247,8 @@ class Wire:
                 if not isinstance(reply, NoPermissionError):
                     raise reply
                 reply = b""  # who may not ask cannot be told
+            if not isinstance(reply, bytes):
+                raise InvalidResponse("INFO was not answered with a text")
             for line in reply.decode(errors="replace").splitlines():
                 policy = line.removeprefix("maxmemory_policy:")
                 if policy != line and policy in EVICTING:
@@ -230,14 +259,14 @@ class Wire:
                     )
             self._vetted.add(port.name)
 
-        await self._persist(once, keys.routing, keys.name, 0.0)
+        await self._persist(once, keys.routing, keys.name)
 
     async def tell(self, *words: bytes) -> list[tuple[str, Any]]:
         """Where each primary is, and what it answers to a plain command, or its refusal."""
 
         async def once(port: Port, before: list[bytes], repeated: bool) -> list[tuple[str, Any]]:
             ports = {port.name or self._settings.where: port}
-            if self._cluster:
+            if self.cluster:
                 ports = {node.name: self._port_of(node) for node in self._client.get_primaries()}
             return [(name, (await self._talk(one, [plain(*words)]))[0]) for name, one in ports.items()]
 
@@ -255,12 +284,12 @@ class Wire:
                 client = self._client
                 if client is None:
                     client = self._client = self._make()
-        if self._cluster and self._io.flavour == "async":
+        if self.cluster and self._io.flavour == "async":
             await client.initialize()
         return client
 
     def _port(self, client: Any, routing: str, asked: tuple[str, int] | None) -> Port:
-        if not self._cluster:
+        if not self.cluster:
             pool = client.connection_pool
             return Port("", pool.get_connection, pool.release)
         node = None if asked is None else client.get_node(host=asked[0], port=asked[1])
@@ -289,23 +318,31 @@ class Wire:
 
     async def _exchange(self, port: Port, commands: list[bytes]) -> list[Any]:
         io = self._io
-        idle = self._idle.get(port.name)
         # From a pool and back takes as long as all of our own work on a call: of a client of ours we keep them.
-        connection = idle.pop() if idle else await io.call(port.get)
+        connection = self._rested(port) or await io.call(port.get)
         try:
             await io.call(connection.send_packed_command, commands)
             replies: list[Any] = []
+            demoted = False
             for _ in commands:
                 try:
                     replies.append(await io.call(connection.read_response, disable_decoding=True))
                 except ResponseError as refusal:
                     replies.append(refusal)
-        except BaseException:
+                    demoted = demoted or isinstance(refusal, ReadOnlyError)
+        except BaseException as error:
             try:
                 await io.call(connection.disconnect)  # an answer that nobody read must not become somebody else's
             finally:
                 await io.call(port.release, connection)
+            if isinstance(error, FAILURES):
+                await self._forsake(port)
             raise
+        if demoted:  # the address may lead to another server by now; this connection never will
+            await io.call(connection.disconnect)
+            await io.call(port.release, connection)
+            await self._forsake(port)
+            return replies
         if self._owned and not self.closed.rung:
             self._idle.setdefault(port.name, []).append(connection)
             return replies
@@ -313,6 +350,19 @@ class Wire:
             await io.call(connection.disconnect)  # made after the client's others were closed
         await io.call(port.release, connection)
         return replies
+
+    async def _forsake(self, port: Port) -> None:
+        """What rests has most likely met the same end as another there: one by one, they would take all of our time."""
+        while rested := self._rested(port):
+            await self._io.call(rested.disconnect)
+            await self._io.call(port.release, rested)
+
+    def _rested(self, port: Port) -> Any:
+        """A connection between two calls, if there is one. Threads may want the same."""
+        try:
+            return self._idle[port.name].pop()
+        except LookupError:
+            return None
 
     async def close(self) -> None:
         """Let go of a client of ours; one that was given to us stays open."""

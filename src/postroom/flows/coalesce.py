@@ -13,8 +13,10 @@ it back: then nobody could ever send again. So the main thread takes no part in 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 from postroom.drivers.io import Io, Waiter, mutex
 from postroom.errors import MailboxError
@@ -46,6 +48,11 @@ class Gatherer(Generic[A, B]):
         self._busy = False
         self._company = False  # the latest batch was of several callers
         self._line: list[_Ticket[A, B]] = []
+        _all.add(self)
+
+    def begin_anew(self) -> None:
+        """In a forked child: whoever led or held the lock in the parent is not there to pass it on."""
+        self._lock, self._busy, self._company, self._line = mutex(), False, False, []
 
     async def run(self, items: Sequence[A]) -> list[B]:
         if self._io.interruptible():
@@ -127,3 +134,15 @@ class Gatherer(Generic[A, B]):
             leader = self._line[0]
             leader.leads = True
         leader.waiter.wake()
+
+
+_all: WeakSet[Gatherer[Any, Any]] = WeakSet()
+
+
+def _after_fork() -> None:
+    for gatherer in list(_all):
+        gatherer.begin_anew()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(after_in_child=_after_fork)

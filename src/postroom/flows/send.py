@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import msgspec
 
 from postroom.core import limits
 from postroom.core.address import check_name
@@ -27,8 +28,7 @@ R = TypeVar("R")
 CHUNK = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class SendResult:
+class SendResult(msgspec.Struct, frozen=True):
     """What became of one message of a batch: its id, or the error that kept it out."""
 
     id: str | None

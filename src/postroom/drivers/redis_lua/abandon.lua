@@ -1,6 +1,7 @@
 -- ARGV 6 claim id, 7 seconds it is fenced. What it took goes back, uncounted; the last first, so that a session's
 -- head is shown once.
 
+call('HDEL', MEMO, 'f:' .. ARGV[6]) -- first: a full server refuses a script that begins with a HSET
 call('HSET', MEMO, 'f:' .. ARGV[6], '1')
 call('ZADD', TIMERS, NOW + tonumber(ARGV[7]), 'f:' .. ARGV[6])
 local held = held_by(ARGV[6])

@@ -3,7 +3,7 @@
 
 local function acknowledge(from)
   local n, seqs = #ARGV - from + 1, {}
-  if n < 1 or rules.overflow == 'wait' then
+  if n < 1 or n > 3000 or rules.overflow == 'wait' then
     return nil
   end
   for i = 1, n do

@@ -1,6 +1,6 @@
 -- The queue as it is, and what one step does to its numbers and to those who wait; written by `finish`, at the end.
 
-local found = call('HMGET', INFO, 'rules', 'status', 'last', 'waits', 'dead:waits')
+local found = call('HMGET', INFO, 'rules', 'status', 'last', 'waits', 'dead:waits', 'bytes', 'dead:bytes')
 if not found[1] then
   return { 'missing' }
 end
@@ -14,10 +14,14 @@ else
     if NOW - touched >= rules.auto_delete_on_idle then
       return { 'idle' }
     end
-    call('HSET', INFO, 'touched', NOW)
+    if ARGV[6] ~= 'look' then
+      call('HDEL', INFO, 'touched') -- first: a full server refuses a script that begins with a HSET
+      call('HSET', INFO, 'touched', exact(NOW))
+    end
   end
 end
 local STATUS, last = found[2], tonumber(found[3]) or 0
+local held = { bytes = tonumber(found[6]), ['dead:bytes'] = tonumber(found[7]) } -- what is counted most
 local waits = { [LIVE] = tonumber(found[4]) or 0, [DEAD] = tonumber(found[5]) or 0 }
 local bounded = rules.max_messages or rules.max_bytes
 
@@ -50,13 +54,18 @@ local function ends(half, at)
   end
 end
 
--- Tokens for at most so many: who finds the queue empty removes what is left of them.
+-- So many tokens: who finds the queue empty removes what is left of them.
 local function push(list, n)
-  local tokens = {}
-  for i = 1, min(n, 100) do
-    tokens[i] = '1'
+  while n > 0 do
+    local tokens = {}
+    for i = 1, min(n, 1000) do
+      tokens[i] = '1'
+    end
+    n = n - 1000
+    if call('RPUSH', list, unpack(tokens)) > 2000 then
+      call('LTRIM', list, -1000, -1) -- nobody listens any more
+    end
   end
-  call('RPUSH', list, unpack(tokens))
 end
 
 -- The answer to this call, if it was carried out before. So is one that its caller gave up long ago and that arrives only
@@ -74,13 +83,19 @@ local function replayed()
 end
 
 local function finish(answer)
+  local fields = {}
   if last ~= start then
-    call('HSET', INFO, 'last', format('%.0f', last))
+    fields = { 'last', format('%.0f', last) }
   end
   for field, n in pairs(changes) do
-    if n ~= 0 then
+    if n ~= 0 and held[field] then -- written together with `last`: each command that writes is written to the log
+      fields[#fields + 1], fields[#fields + 2] = field, format('%.0f', held[field] + n)
+    elseif n ~= 0 then
       call('HINCRBY', INFO, field, n)
     end
+  end
+  if #fields > 0 then
+    call('HSET', INFO, unpack(fields))
   end
   for half, n in pairs(rung) do
     if n > 0 and waits[half] > NOW then

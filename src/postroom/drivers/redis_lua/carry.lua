@@ -1,10 +1,12 @@
 -- Messages on their way between queues in different slots, which no single step can reach. The driver copies first and removes
 -- then, and both steps may be repeated; what it does not finish stays parked, and is tried again. ARGV 6 says what:
---   copy    7 seq, 8 claim id of who holds it (empty: it is parked, or nobody does): the envelope, what happened to it, the
---           queue it died in, and 1 if as a dead letter it holds up its session
+--   copy    7 seq, 8 claim id of who holds it (empty: it is parked, or nobody does), 9 who carries it: the envelope, what
+--           happened to it, the queue it died in, and 1 if as a dead letter it holds up its session
+--   back    7 seq, 8 who carried it, 9 park, or empty: where it should have gone it cannot
 --   bury    7 seq, 8 envelope, 9 past, 10 the queue it died in, 11 reason, 12 description, 13 1 if it holds up its session there
 --   revive  7 seq, 8 envelope, 9 past
---   gone    7 seq, 8 claim id, 9 1 if it goes on as a dead letter that holds up its session here
+--   gone    7 seq, 8 claim id or who carried it, 9 1 if it goes on as a dead letter that holds up its session here, 10 1 if
+--           it was a user's claim
 --   free    7 seq, 8 session: a dead letter elsewhere that held up this session is gone
 --   told    7 seq: the session elsewhere knows
 -- Answers '', and 'stale', 'gone', 'held', 'no death', or 'full' and why, where it cannot be.
@@ -14,7 +16,7 @@ if replayed() then
   return { '', '', '' }
 end
 
-local function present(claim)
+local function present(claim, ours)
   if call('HEXISTS', q.data, SEQ) == 0 then
     return nil, 'gone'
   end
@@ -25,19 +27,39 @@ local function present(claim)
   if claim ~= '' and member(q, m) and tonumber(call('ZSCORE', q.invisible, SEQ) or 0) <= NOW then
     return nil, 'stale'
   end
-  if claim == '' and call('ZSCORE', q.invisible, SEQ) then
+  if claim == '' and call('ZSCORE', q.invisible, SEQ) and m.claim ~= ours then
     return nil, 'held'
   end
   return m
 end
 
 if WHAT == 'copy' then
-  local m, why = present(ARGV[8])
+  local m, why = present(ARGV[8], ARGV[9])
   if not m then
     return { '', why }
   end
-  local holds = m.blocks ~= '' or (m.session ~= '' and rules.on_dead == 'block')
-  return { '', '', call('HGET', q.data, SEQ), packed(m), m.death and m.death[3] or '', holds and '1' or '' }
+  local holds, past = m.blocks ~= '' or (m.session ~= '' and rules.on_dead == 'block'), packed(m)
+  -- Ours until it has been carried, so that nobody gets it here who could get it there as well.
+  local till = max(NOW + PARKING, tonumber(call('ZSCORE', q.invisible, SEQ) or 0))
+  leave(q, SEQ, m)
+  if ARGV[8] == '' then
+    m.claim = ARGV[9]
+  end
+  save(q, SEQ, m)
+  call('ZADD', q.invisible, till, SEQ)
+  if member(q, m) then
+    call('ZADD', LINE, 0, place('h', m.session, SEQ))
+    rehead(m.session)
+  end
+  finish()
+  return { '', '', call('HGET', q.data, SEQ), past, m.death and m.death[3] or '', holds and '1' or '' }
+elseif WHAT == 'back' then
+  local m = present(ARGV[8])
+  if m and ARGV[9] == 'park' then
+    park(SEQ, m)
+  elseif m then
+    give_back(q, SEQ, m, 0)
+  end
 elseif WHAT == 'bury' or WHAT == 'revive' then
   if STATUS == 'disabled' or STATUS == 'send_disabled' or STATUS == 'deleting' then
     if WHAT == 'bury' then
@@ -45,9 +67,11 @@ elseif WHAT == 'bury' or WHAT == 'revive' then
     end
   end
   local m = unpacked('', ARGV[9]) or fresh(SEQ, 10, #ARGV[8])
-  local there = call('HGET', LIVE.data, SEQ)
-  if there == ARGV[8] then
-    return { '', '', '' } -- it came before, and the answer was lost
+  if call('HGET', LIVE.data, SEQ) == ARGV[8] then
+    local death = load(LIVE, SEQ).death
+    if WHAT == 'revive' or (death and death[3] == ARGV[10]) then
+      return { '', '', '' } -- it came before, with somebody who did not come back
+    end
   end
   if bounded then
     tidy()
@@ -63,7 +87,7 @@ elseif WHAT == 'bury' or WHAT == 'revive' then
   end
   if WHAT == 'bury' then
     if ARGV[13] == '1' and m.blocks == '' and m.session ~= '' then
-      m.blocks = ARGV[10]
+      m.blocks = at == SEQ and ARGV[10] or ARGV[10] .. '\n' .. SEQ -- there it has the number it came with
     end
     m.death, m.expires = { ARGV[11], ARGV[12], ARGV[10], NOW, m.n }, 0
   else
@@ -79,10 +103,11 @@ elseif WHAT == 'gone' then
   if not m then
     return { '', why }
   end
-  if ARGV[8] ~= '' then
+  if ARGV[10] == '1' then
     fail_later(q, SEQ, m)
   end
-  if ARGV[9] == '1' and member(q, m) and m.blocks == '' then
+  local freed = call('HDEL', MEMO, 'n:' .. SEQ) == 1
+  if ARGV[9] == '1' and member(q, m) and m.blocks == '' and not freed then
     call('ZADD', LINE, 0, place('b', m.session, SEQ))
   end
   remove(q, SEQ, m)
@@ -94,7 +119,11 @@ elseif WHAT == 'gone' then
     end
   end
 elseif WHAT == 'free' then
-  call('ZREM', LINE, place('b', ARGV[8], SEQ))
+  if call('ZREM', LINE, place('b', ARGV[8], SEQ)) == 0 and call('HEXISTS', LIVE.data, SEQ) == 1 then
+    -- The dead letter is gone already, and who carried it has not come back to say that it left.
+    call('HSET', MEMO, 'n:' .. SEQ, '1')
+    call('ZADD', TIMERS, NOW + 2 * PARKING, 'n:' .. SEQ)
+  end
   broadcast = true
   rehead(ARGV[8])
 elseif WHAT == 'told' then

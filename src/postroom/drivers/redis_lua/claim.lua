@@ -46,24 +46,29 @@ end
 
 -- A session's next messages in order of seq, up to the first that nobody may overtake.
 local function take_session(session)
-  while #taken < N and not first('b', session) do
+  while #taken < N and put_away <= TIDY and not first('b', session) do
     local from = '[' .. place('m', session, '')
     local line = call('ZRANGEBYLEX', LINE, from, '(m' .. session .. '\1', 'LIMIT', 0, N - #taken)
     local before = put_away
     for _, waiting in ipairs(line) do
       local seq = sub(waiting, -16)
-      if call('ZSCORE', LIVE.later, seq) then
+      if not ours(seq) then
+        call('ZREM', LINE, waiting)
+        put_away = put_away + 1
+      elseif call('ZSCORE', LIVE.later, seq) then
         rehead(session)
         return
+      else
+        local m = load(LIVE, seq)
+        if not put_aside(seq, m) then
+          lend(seq, m)
+        elseif first('b', session) or put_away > TIDY then
+          break
+        end
       end
-      local m = load(LIVE, seq)
-      if put_aside(seq, m) then
-        break -- the line has moved up: look again
-      end
-      lend(seq, m)
     end
     if put_away == before then
-      break
+      break -- else the line has moved up: look again
     end
   end
   rehead(session)
@@ -91,7 +96,7 @@ local function take_next()
       if #taken >= N then
         return
       end
-      if not match(seq, '^%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d$') then
+      if not ours(seq) then
         refile(seq)
       else
         local m = load(q, seq)
@@ -106,38 +111,44 @@ local function take_next()
   end
 end
 
-local fenced = call('HEXISTS', MEMO, 'f:' .. CLAIM) == 1
-if fenced then
+-- A claim that was given up takes nothing any more; nor does one that arrives after its own repetition was answered.
+local fenced = call('HGET', MEMO, 'f:' .. CLAIM)
+local repeated = fenced == 'again'
+if fenced and AGAIN and repeated then
+  fenced = false
+elseif fenced then
   local fence = tonumber(call('ZSCORE', TIMERS, 'f:' .. CLAIM) or 0)
   fenced = fence > NOW
 end
-if not fenced then
-  buried, expired = tidy(LIMIT)
-  if AGAIN then
-    for _, seq in ipairs(held_by(CLAIM)) do
-      local m = load(q, seq)
-      m.until_ = tonumber(call('ZSCORE', q.invisible, seq))
-      give(seq, m)
+if fenced then
+  finish(outcomes)
+  return { '', outcomes, '', exact(NOW) .. ' 0 ' .. exact(NOW) .. ' 0 0 0 inf' } -- not even to wait
+end
+buried, expired = tidy(LIMIT)
+if AGAIN then
+  for _, seq in ipairs(held_by(CLAIM)) do
+    local m = load(q, seq)
+    m.until_ = tonumber(call('ZSCORE', q.invisible, seq))
+    give(seq, m)
+  end
+end
+if #taken == 0 then
+  token = number(1)
+  if SESSION == '' then
+    take_next()
+  elseif LOCK ~= '' then
+    local own = tonumber(call('ZSCORE', LOCKS, SESSION) or 0)
+    if own <= NOW or call('HGET', MEMO, 'l:' .. SESSION) ~= LOCK then
+      finish(outcomes)
+      return { 'lost', SESSION }
     end
+    till = own
+    take_session(SESSION)
+  elseif not locked(SESSION) and not first('h', SESSION) then
+    take_session(SESSION)
   end
   if #taken == 0 then
-    token = number(1)
-    if SESSION == '' then
-      take_next()
-    elseif LOCK ~= '' then
-      local own = tonumber(call('ZSCORE', LOCKS, SESSION) or 0)
-      if own <= NOW or call('HGET', MEMO, 'l:' .. SESSION) ~= LOCK then
-        finish(outcomes)
-        return { 'lost', SESSION }
-      end
-      till = own
-      take_session(SESSION)
-    elseif not locked(SESSION) and not first('h', SESSION) then
-      take_session(SESSION)
-    end
-    if #taken == 0 then
-      last = last - 1 -- the number was not used
-    end
+    last = last - 1 -- the number was not used
   end
 end
 
@@ -157,6 +168,10 @@ if #taken == 0 then
 elseif SESSION == '' then
   rung[q] = max(0, rung[q] - #taken) -- what was shown on the way and is taken already is no news
   ends(q, till)
+end
+if AGAIN and #taken > 0 and not repeated then
+  call('HSET', MEMO, 'f:' .. CLAIM, 'again')
+  call('ZADD', TIMERS, NOW + 60, 'f:' .. CLAIM)
 end
 finish(outcomes)
 local reply = {

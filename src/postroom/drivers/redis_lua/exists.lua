@@ -1,3 +1,3 @@
--- Is the queue there? `begin.lua` has found out.
+-- Is the queue there? `begin.lua` has found out. ARGV 6 'look': to ask is not to use it.
 
 return { '' }

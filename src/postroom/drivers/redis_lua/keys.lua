@@ -11,7 +11,7 @@
 --   bell         list  tokens             for those who wait at the queue, pushed only while somebody does
 --   info         hash  rules, status, created, updated, touched; last: the highest seq or fencing token given out;
 --                      bytes, dropped, expired, parked, blocking: counters; waits: until when somebody waits
---   memo         hash  c:CALLER -> number, time and answer of its latest call; f:CLAIM_ID -> fenced; h:SESSION -> the
+--   memo         hash  c:CALLER -> number, time and answer of its latest call; f:CLAIM_ID -> why it takes nothing; h:SESSION -> the
 --                      seq it shows; l:SESSION -> token of its lock; s:SESSION, v:SESSION -> its state and the version;
 --                      u:SEQ -> a session elsewhere that must still be told that this dead letter is gone
 --   timers       zset  c:CALLER, f:CLAIM_ID -> until when it is remembered

@@ -8,6 +8,11 @@
 
 local PARKING, MAX_RETURNS, MAX_HISTORY, MAX_NOTE = 30, 1000, 20, 1000
 
+-- A number that we gave out; whatever else is in our keys, somebody wrote by hand.
+local function ours(seq)
+  return #seq == 16 and not match(seq, '%D')
+end
+
 local function packed(m)
   return cmsgpack.pack({
     m.n, m.lapsed, m.nacks, m.returns, m.token, m.received, m.priority, m.size, m.visible, m.expires, m.ttl, m.session,
@@ -33,9 +38,13 @@ local function unpacked(claim, rest)
     return nil
   end
   for i = 1, 11 do
-    if type(f[i]) ~= 'number' then
+    if type(f[i]) ~= 'number' or f[i] - f[i] ~= 0 then -- infinite, or no number
       return nil
     end
+  end
+  local death = f[15] == false or type(f[15]) == 'table'
+  if type(f[12]) ~= 'string' or type(f[14]) ~= 'string' or not death or type(f[16]) ~= 'table' then
+    return nil
   end
   return {
     claim = claim, n = f[1], lapsed = f[2], nacks = f[3], returns = f[4], token = f[5], received = f[6],
@@ -119,6 +128,7 @@ end
 
 -- An explicit lock, and every lease under it, now end at `at`.
 local function hold(session, at)
+  call('ZREM', LOCKS, session) -- first: a server whose memory is full refuses a script that begins with a ZADD
   call('ZADD', LOCKS, at, session)
   for _, held in ipairs(call('ZRANGEBYLEX', LINE, '[' .. place('h', session, ''), '(h' .. session .. '\1')) do
     call('ZADD', LIVE.invisible, at, sub(held, -16))
@@ -344,9 +354,13 @@ local function forget()
     if at and at + 3600 > NOW then
       call('ZADD', TIMERS, at + 3601, what) -- it called again since
     elseif kind == 'u:' and kept then
-      local where = cmsgpack.unpack(kept)
-      moves[#moves + 1] = { 'free', sub(what, 3), where[1], where[2] } -- who was to tell it has not
-      call('ZADD', TIMERS, NOW + PARKING, what)
+      local ok, where = pcall(cmsgpack.unpack, kept)
+      if ok and type(where) == 'table' and type(where[1]) == 'string' and type(where[2]) == 'string' then
+        moves[#moves + 1] = { 'free', sub(what, 3), where[1], where[2] } -- who was to tell it has not
+        call('ZADD', TIMERS, NOW + PARKING, what)
+      else
+        call('ZREM', TIMERS, what)
+      end
     else
       call('HDEL', MEMO, what)
       call('ZREM', TIMERS, what)

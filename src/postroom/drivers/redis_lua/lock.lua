@@ -9,19 +9,30 @@ if not q.live or rules.sessions == 'off' then
 end
 local buried, expired = tidy()
 local session = ARGV[6]
+if session == '' then
+  session = call('HGET', MEMO, 't:' .. ARGV[8]) or '' -- asked again: the one it got, while it has it
+  if not locked(session) then
+    session = ''
+  end
+end
 if session ~= '' and call('HGET', MEMO, 'l:' .. session) == ARGV[8] and locked(session) then
   finish() -- asked again: the answer was lost
   return { '', session, parcels(), call('ZSCORE', LOCKS, session) }
 end
 if session == '' then
   local head = call('ZRANGE', HEADS, 0, 0)[1]
+  while head and not (#head > 16 and ours(sub(head, 1, 16))) do
+    call('ZREM', HEADS, head)
+    head = call('ZRANGE', HEADS, 0, 0)[1]
+  end
   session = head and sub(head, 17)
 elseif locked(session) or first('h', session) then
   session = nil
 end
 if session then
   local till = NOW + tonumber(ARGV[7])
-  call('HSET', MEMO, 'l:' .. session, ARGV[8])
+  call('HSET', MEMO, 'l:' .. session, ARGV[8], 't:' .. ARGV[8], session)
+  call('ZADD', TIMERS, NOW + 60, 't:' .. ARGV[8])
   call('ZADD', LOCKS, till, session)
   rehead(session)
   finish()

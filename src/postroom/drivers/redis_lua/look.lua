@@ -53,7 +53,7 @@ else
   end
   local chosen, seen = {}, {}
   for _, seq in ipairs(wanted) do
-    if seq > above and not seen[seq] then
+    if seq > above and not seen[seq] and ours(seq) then
       seen[seq] = true
       chosen[#chosen + 1] = seq
     end

@@ -1,9 +1,15 @@
 -- Remove everything of one half but what must outlive it: dead letters that hold up a session still do, states of sessions
--- stay, and so do fences and callers. ARGV 6 'purge'; or, with 'drop' in ARGV 2 as well, 'drop', which removes the queue: ARGV 7 1 if
--- only an empty one, 8 1 if only one that has been idle for too long. Answers how many messages went, or '' where the queue was left.
+-- stay, and so do fences and callers. ARGV 6 'purge'; or, with 'drop' in ARGV 2 as well, 'drop', which removes the queue: ARGV
+-- 7 1 if only an empty one, 8 1 if only one that has been idle for too long; or 'free', which a drop begins with: it lets the
+-- sessions go on that wait for a dead letter here, and as it can be asked twice, none of them is forgotten. Answers how many
+-- messages went, or '' where the queue was left.
 
-local DROP = ARGV[6] == 'drop'
-local halves = DROP and { LIVE, DEAD } or { q }
+local again = replayed()
+if again then
+  return { '', again, '' }
+end
+local DROP, FREE = ARGV[6] == 'drop', ARGV[6] == 'free'
+local halves = (DROP or FREE) and { LIVE, DEAD } or { q }
 local count = 0
 for _, half in ipairs(halves) do
   count = count + call('HLEN', half.data)
@@ -29,6 +35,10 @@ for _, half in ipairs(halves) do
       end
     end
   end
+end
+if FREE then
+  finish()
+  return { '', '', parcels() }
 end
 if DROP then
   local parting = parcels()
@@ -63,5 +73,6 @@ call('HDEL', INFO, q.bytes, q.parked, q.blocking)
 changes[q.bytes], changes[q.parked], changes[q.blocking] = nil, nil, nil
 ring(q, 100)
 broadcast = true
-finish()
-return { '', format('%d', count), parcels() }
+local answer = format('%d', count)
+finish(answer)
+return { '', answer, parcels() }

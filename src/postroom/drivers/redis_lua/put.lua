@@ -6,30 +6,44 @@
 
 local STEP = ARGV[6] == 'plain' and 1 or 5
 
+-- What waits for its time or its turn, the oldest first. It is not in order of seq where it lies: it is looked through once, and
+-- there is at most as much as the queue may hold.
+local hidden
+local function hide()
+  hidden = { at = 1 }
+  for _, seq in ipairs(call('ZRANGE', LIVE.later, 0, -1)) do
+    hidden[#hidden + 1] = seq
+  end
+  for _, waiting in ipairs(call('ZRANGEBYLEX', LINE, '[m', '(n')) do
+    hidden[#hidden + 1] = sub(waiting, -16)
+  end
+  table.sort(hidden)
+end
+
+local function oldest_hidden()
+  while hidden[hidden.at] do
+    local seq = hidden[hidden.at]
+    if call('HEXISTS', LIVE.data, seq) == 1 and not call('ZSCORE', LIVE.invisible, seq) then
+      return seq
+    end
+    hidden.at = hidden.at + 1
+  end
+end
+
 -- Drop the oldest that nobody holds until there is room; how many.
 local function make_room(size)
   if rules.max_bytes and size > rules.max_bytes then
     return 0 -- never: dropping everything would not make room
   end
+  if not hidden then
+    hide()
+  end
   local dropped = 0
   while full(size) do
-    local oldest
+    local oldest = oldest_hidden()
     for _, head in ipairs(priorities(LIVE.pending)) do
       if not oldest or head[2] < oldest then
         oldest = head[2]
-      end
-    end
-    -- What waits for its time or its turn is not in order of seq: it is looked through, and there are at most as many
-    -- as the queue may hold.
-    for _, seq in ipairs(call('ZRANGE', LIVE.later, 0, -1)) do
-      if not oldest or seq < oldest then
-        oldest = seq
-      end
-    end
-    for _, waiting in ipairs(call('ZRANGEBYLEX', LINE, '[m', '(n')) do
-      local seq = sub(waiting, -16)
-      if not oldest or seq < oldest then
-        oldest = seq
       end
     end
     if not oldest then
@@ -97,10 +111,16 @@ local function put(envelope, delay, ttl, session, dedup_id)
   end
   if delay > 0 then
     call('ZADD', LIVE.later, NOW + delay, seq) -- never delivered: it does not hold up its session
+    if hidden then
+      hidden[#hidden + 1] = seq
+    end
     ring(LIVE, 1) -- who waits must learn until when
   elseif session ~= '' then
     join(session, seq)
     heads[session] = true
+    if hidden then
+      hidden[#hidden + 1] = seq
+    end
   else
     call('ZADD', LIVE.pending, priority, seq)
     ring(LIVE, 1)

@@ -4,12 +4,12 @@
 if not q.live then
   return { 'dead' }
 end
-if STATUS == 'disabled' or STATUS == 'send_disabled' or STATUS == 'deleting' then
-  return { '', 'O' .. STATUS, '' }
-end
 local again = replayed()
 if again then
   return { '', again, '' }
+end
+if STATUS == 'disabled' or STATUS == 'send_disabled' or STATUS == 'deleting' then
+  return { '', 'O' .. STATUS, '' }
 end
 if ARGV[6] == 'plain' and not bounded and not rules.ttl and rules.sessions ~= 'required' then
   local n = #ARGV - 7

@@ -42,8 +42,11 @@ local function settle(verdict)
       at = max(at, till)
     end
     if member(q, m) and locked(m.session) then
-      hold(m.session, at)
+      if tonumber(call('ZSCORE', LOCKS, m.session)) ~= at then -- once for all that is held under it
+        hold(m.session, at)
+      end
     else
+      call('ZREM', q.invisible, seq) -- first: a server whose memory is full refuses a script that begins with a ZADD
       call('ZADD', q.invisible, at, seq)
     end
     ends(q, at)
