@@ -14,17 +14,16 @@ def run(table: Table, directory: Path, *, quick: bool) -> None:
     urls = {"memory": "memory://", "sqlite": f"sqlite:///{directory / 'idle.db'}"}
     for store, url in urls.items():
         for flavour in ("sync", "async"):
-            share = 100 * _share(url, flavour, seconds)
             table.add(
                 f"idle_{store}_{flavour}",
                 f"{store} idle, CPU of a process that waits ({flavour})",
-                share,
+                100 * share(url, flavour, seconds),
                 "%",
                 at_most=0.1,
             )
 
 
-def _share(url: str, flavour: str, seconds: int) -> float:
+def share(url: str, flavour: str, seconds: int) -> float:
     code = _SYNC if flavour == "sync" else _ASYNC
     done = subprocess.run([sys.executable, "-c", code, url, str(seconds)], check=True, capture_output=True, text=True)
     return float(done.stdout)

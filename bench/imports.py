@@ -18,6 +18,8 @@ def run(table: Table, *, quick: bool) -> None:
         "memory": "import postroom; postroom.connect('memory://').mailbox('orders').send(1)",
         "aio": "import postroom.aio",
         "asyncio": "import asyncio",
+        "redis": "import postroom; import postroom.drivers.redis",
+        "redis_py": "import redis, redis.asyncio",
     }
     times: dict[str, list[float]] = {name: [] for name in programs}
     with TemporaryDirectory() as compiled:
@@ -34,6 +36,8 @@ def run(table: Table, *, quick: bool) -> None:
     table.add("import_and_send", "import postroom and one send in memory, best", over["memory"], "ms")
     table.add("import_aio", "import postroom.aio over bare Python, best", over["aio"], "ms")
     table.add("import_asyncio", "import asyncio alone, to compare, best", over["asyncio"], "ms")
+    table.add("import_redis", "import postroom and its Redis store, best", over["redis"], "ms")
+    table.add("import_redis_py", "import redis-py alone, to compare, best", over["redis_py"], "ms")
 
 
 def _cpu(code: str, compiled: str) -> float:

@@ -30,6 +30,7 @@ class Times:
     def __init__(self) -> None:
         self.cpu: list[float] = []
         self.wall: list[float] = []
+        self.server: list[float] = []  # CPU of the other process, where there is one
 
 
 class Run:
@@ -38,15 +39,27 @@ class Run:
     def __init__(self, names: Sequence[str]) -> None:
         self._times = {name: Times() for name in names}
 
-    def add(self, name: str, cpu_ns: int, wall_ns: int, n: int) -> None:
+    def add(self, name: str, cpu_ns: int, wall_ns: int, n: int, server_us: float = 0.0) -> None:
         self._times[name].cpu.append(cpu_ns / n / 1e3)
         self._times[name].wall.append(wall_ns / n / 1e3)
+        self._times[name].server.append(server_us / n)
 
     def cpu(self, name: str) -> float:
         return min(self._times[name].cpu)
 
     def wall(self, name: str) -> float:
         return min(self._times[name].wall)
+
+    def work(self, name: str) -> float:
+        """CPU of caller and server."""
+        return min(self._work(name))
+
+    def work_ratio(self, a: str, b: str) -> float:
+        return median(x / y for x, y in zip(self._work(a), self._work(b), strict=True))
+
+    def _work(self, name: str) -> list[float]:
+        times = self._times[name]
+        return [ours + theirs for ours, theirs in zip(times.cpu, times.server, strict=True)]
 
     def typical_wall(self, name: str) -> float:
         return median(self._times[name].wall)
@@ -63,10 +76,17 @@ class Run:
         return self.typical_wall(a) / self.typical_wall(b)
 
 
-def interleave(sides: Sequence[Side], *, rounds: int, n: int, fixed_order: bool = False) -> Run:
+def interleave(
+    sides: Sequence[Side],
+    *,
+    rounds: int,
+    n: int,
+    fixed_order: bool = False,
+    server: Callable[[], float] | None = None,
+) -> Run:
     """A B C, B C A, ...: `rounds` times `n` operations of every side, after one round to warm up.
 
-    `fixed_order` is for sides that take what the one before has sent.
+    `fixed_order` is for sides that take what the one before has sent. `server` tells the CPU time of a server so far.
     """
     run = Run([side.name for side in sides])
     for turn in range(-1, rounds):
@@ -75,13 +95,15 @@ def interleave(sides: Sequence[Side], *, rounds: int, n: int, fixed_order: bool 
             if side.before is not None:
                 side.before(n)
             gc.collect()  # not to pay for the rubbish of the side before
+            served = server() if server is not None else 0.0
             wall, cpu = perf_counter_ns(), process_time_ns()
             side.run(n)
             cpu, wall = process_time_ns() - cpu, perf_counter_ns() - wall
+            served = server() - served if server is not None else 0.0
             if side.after is not None:
                 side.after(n)
             if turn >= 0:
-                run.add(side.name, cpu, wall, n)
+                run.add(side.name, cpu, wall, n, served)
     return run
 
 
