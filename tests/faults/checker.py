@@ -116,13 +116,21 @@ class _Delivery:
     buried: bool = False  # if it comes again it was redriven: counted anew, and behind whatever did not wait for it
 
 
-def check(events: Sequence[Event], *, drained: bool = True, acks_may_be_undone: bool = False) -> Report:
+def check(
+    events: Sequence[Event],
+    *,
+    drained: bool = True,
+    acks_may_be_undone: bool = False,
+    leases_may_be_undone: bool = False,
+) -> Report:
     """Everything a history proves or disproves.
 
     `drained`: the history ends with what was left and what was dead, so that what is missing is lost.
     `acks_may_be_undone`: a power cut came, after which claims and acknowledges may be forgotten; sends may not.
+    `leases_may_be_undone`: a failover came, and moreover those whose claims were forgotten live on; and a send that was
+    under way may have been stored by the old primary and, asked again, by the new one.
     """
-    return _Checker(events, drained, acks_may_be_undone).report
+    return _Checker(events, drained, acks_may_be_undone or leases_may_be_undone, leases_may_be_undone).report
 
 
 def prove(history: History, *faults: str, **options: bool) -> Report:
@@ -135,9 +143,12 @@ def prove(history: History, *faults: str, **options: bool) -> Report:
 
 
 class _Checker:
-    def __init__(self, events: Sequence[Event], drained: bool, acks_may_be_undone: bool) -> None:
+    def __init__(
+        self, events: Sequence[Event], drained: bool, acks_may_be_undone: bool, leases_may_be_undone: bool
+    ) -> None:
         self.report = Report()
         self.undone = acks_may_be_undone
+        self.leases_undone = leases_may_be_undone
         self.lines: dict[str, dict[str, int]] = defaultdict(dict)  # event -> key -> its first line
         self.deliveries: dict[str, list[_Delivery]] = defaultdict(list)
         self.by_token: dict[tuple[str, int], _Delivery] = {}
@@ -198,7 +209,10 @@ class _Checker:
 
     def _seq(self, key: str, seq: int | None) -> None:
         if seq is not None and self.seqs.setdefault(key, seq) != seq:
-            self.violation("order", f"{key} had seq {self.seqs[key]} and has {seq}")
+            if self.leases_undone:
+                self.seqs[key] = seq
+            else:
+                self.violation("order", f"{key} had seq {self.seqs[key]} and has {seq}")
 
     def _received(self, line: int, e: Event) -> None:
         delivery = _Delivery(
@@ -286,7 +300,7 @@ class _Checker:
             self.report.redelivered += 1
             if acked_under == before.token and not self.undone:
                 self.violation("duplicate", f"{key} came again (token {after.token}) after it had been acknowledged")
-            elif not before.given_back and after.at < before.until - INSTANT:
+            elif not before.given_back and after.at < before.until - INSTANT and not self.leases_undone:
                 self.violation(
                     "two holders",
                     f"{key}: {after.by} got it at {after.at:.4f}, and {before.by} held it until {before.until:.4f}",
@@ -345,9 +359,10 @@ class _Checker:
                 if delivery.session is not None:
                     sessions[delivery.session].append(delivery)
         for session, deliveries in sessions.items():
-            last: dict[int, int] = {}  # seq -> token of its last delivery
+            last: dict[int, int] = {}  # seq -> token of its last delivery; of its first, if that may have been undone
             for delivery in deliveries:
-                last[delivery.seq] = max(delivery.token, last.get(delivery.seq, 0))
+                before = last.get(delivery.seq, delivery.token)
+                last[delivery.seq] = (min if self.leases_undone else max)(delivery.token, before)
             together = {(delivery.seq, delivery.token) for delivery in deliveries}
             highest = 0  # token of any last delivery of an earlier message: mostly that is all that must be looked at
             places = iter(sorted(last))

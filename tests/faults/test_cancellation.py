@@ -79,11 +79,12 @@ async def cancelled(coro: Coroutine[Any, Any, Any], at: int, when: When) -> tupl
 
 
 class World:
-    """One store, a client, a history; both stores look alike from here."""
+    """One store, a client, a history; all stores look alike from here."""
 
     def __init__(self, directory: Path, store: str) -> None:
         self.log = History(directory / "history", "test", sync=False)
-        self.url = f"sqlite:///{directory}/mail.db" if store == "sqlite" else "memory://?serialize=true"
+        known = {"sqlite": f"sqlite:///{directory}/mail.db", "memory": "memory://?serialize=true"}
+        self.url = known.get(store, store)
         self.client: AsyncQueueClient = postroom.aio.connect(self.url)
         self.box: Box = self.client.mailbox("box")
         self.struck = 0
@@ -129,11 +130,15 @@ def run(tmp_path: Path, store: str, test: Callable[[World], Awaitable[None]]) ->
     world.log.close()
 
 
-both = pytest.mark.parametrize("store", ["sqlite", "memory"])
+@pytest.fixture(params=["sqlite", "memory"])
+def store(request: pytest.FixtureRequest) -> str:
+    """Or a URL, where these tests are run over another store."""
+    return str(request.param)
+
+
 either_time = pytest.mark.parametrize("when", ["early", "late"])
 
 
-@both
 @either_time
 def test_a_cancelled_send_is_stored_whole_or_not_at_all(tmp_path: Path, store: str, when: When) -> None:
     async def test(world: World) -> None:
@@ -158,7 +163,6 @@ def test_a_cancelled_send_is_stored_whole_or_not_at_all(tmp_path: Path, store: s
     run(tmp_path, store, test)
 
 
-@both
 @either_time
 @pytest.mark.parametrize("how", ["acknowledge", "nack"])
 def test_a_cancelled_settle_can_be_tried_again(tmp_path: Path, store: str, when: When, how: str) -> None:
@@ -186,7 +190,6 @@ def test_a_cancelled_settle_can_be_tried_again(tmp_path: Path, store: str, when:
     run(tmp_path, store, test)
 
 
-@both
 @either_time
 @pytest.mark.parametrize("wait", [0, 20])
 def test_a_cancelled_receive_gives_back_what_it_took_at_once(tmp_path: Path, store: str, when: When, wait: int) -> None:
@@ -214,7 +217,6 @@ def test_a_cancelled_receive_gives_back_what_it_took_at_once(tmp_path: Path, sto
     run(tmp_path, store, test)
 
 
-@both
 @either_time
 def test_a_long_poll_cancelled_as_its_message_comes_passes_it_on(tmp_path: Path, store: str, when: When) -> None:
     """The waiter that is cancelled was perhaps the one that was rung. Whoever else waits must get the message, soon."""
@@ -246,7 +248,6 @@ def test_a_long_poll_cancelled_as_its_message_comes_passes_it_on(tmp_path: Path,
     run(tmp_path, store, test)
 
 
-@both
 def test_a_receive_cancelled_while_it_puts_an_undecodable_one_away_gives_back_the_good_ones(
     tmp_path: Path, store: str
 ) -> None:

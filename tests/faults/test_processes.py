@@ -17,6 +17,7 @@ import postroom
 from tests.faults.checker import History, prove
 from tests.faults.rig import (
     PATIENCE,
+    Box,
     Line,
     Nursery,
     Place,
@@ -320,6 +321,69 @@ def forks_while_threads_send(line: Line, directory: str, by: str) -> None:
 @pytest.mark.slow
 def test_a_fork_while_other_threads_are_sending(place: Place, nursery: Nursery) -> None:
     child = nursery.spawn(forks_while_threads_send, directory=str(place.directory), by="parent")
+    child.hear_until("done")
+    child.finish()
+    place.drain(place.box(), batch=1000)
+    report = prove(place.log, "fork")
+    assert report.struck["fork"] == 8
+    assert report.left == 0
+    place.is_sound()
+
+
+def forks_while_others_wait(line: Line, directory: str, by: str) -> None:
+    """At the fork some threads are in a long poll and others in a send; the child goes on in threads of its own."""
+    with Place(directory, by, sync=False) as place:
+        box = place.box()
+        box.approximate_count()
+        stop = threading.Event()
+
+        def wait() -> None:
+            while not stop.is_set():
+                for message in receive(place.log, box, 1, 60, wait=1):
+                    acknowledge(place.log, message)
+
+        def feed(name: str) -> None:
+            own = History(place.log.path, name, sync=False)
+            for n in forever():
+                if stop.is_set():
+                    return
+                send(own, box, f"{name}-{n}")
+
+        threads = [threading.Thread(target=wait, daemon=True)]
+        threads += [threading.Thread(target=feed, args=(f"f{n}",), daemon=True) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: place.log.count("sent") > 10, "the threads send")
+        for n in range(8):
+            pid = os.fork()
+            if pid == 0:
+                signal.alarm(int(PATIENCE))  # hung on a lock that nobody will ever release
+                code = 1
+                try:
+                    own = History(place.log.path, f"child{n}", sync=False)
+                    worker = threading.Thread(target=child_works, args=(own, box, f"child{n}"))
+                    worker.start()
+                    worker.join()
+                    code = 0 if own.count("acked", by=f"child{n}") else 2
+                finally:
+                    os._exit(code)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, "the forked child hung or failed"
+            place.log.note("struck", fault="fork", unseen_claims=0)
+        stop.set()
+        for thread in threads:
+            thread.join(PATIENCE)
+    line.say("done")
+
+
+def child_works(log: History, box: Box, name: str) -> None:
+    for n in range(3):
+        send(log, box, f"{name}-{n}")
+    for message in receive(log, box, 5, 60, wait=5):
+        acknowledge(log, message)
+
+
+def test_a_fork_while_other_threads_wait_and_a_child_with_threads(place: Place, nursery: Nursery) -> None:
+    child = nursery.spawn(forks_while_others_wait, directory=str(place.directory), by="parent")
     child.hear_until("done")
     child.finish()
     place.drain(place.box(), batch=1000)
