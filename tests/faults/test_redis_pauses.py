@@ -44,7 +44,7 @@ def test_a_server_that_is_made_to_forget_its_scripts_again_and_again(
         is_sound(server.url)
 
 
-@pytest.mark.parametrize(("flavour", "timeout"), [("sync", 10.0), ("sync", 0.5), ("async", 0.5)])
+@pytest.mark.parametrize(("flavour", "timeout"), [("sync", 10.0), ("sync", 0.3), ("async", 0.3)])
 def test_a_server_that_stands_still_for_longer_than_a_lease(
     tmp_path: Path, flavour: Flavour, timeout: float, new_valkey: Callable[..., Server]
 ) -> None:

@@ -150,7 +150,7 @@ class Waiting:
         connection: Any = None
         try:
             port = await self._wire.port(self._keys)
-            connection = await io.call(port.get)
+            connection = await self._wire.connection(port)
         except FAILURES:
             await waiter.wait(min(seconds, _AWAY))
             return

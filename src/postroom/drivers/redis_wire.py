@@ -319,7 +319,7 @@ class Wire:
     async def _exchange(self, port: Port, commands: list[bytes]) -> list[Any]:
         io = self._io
         # From a pool and back takes as long as all of our own work on a call: of a client of ours we keep them.
-        connection = self._rested(port) or await io.call(port.get)
+        connection = self._rested(port) or await self.connection(port)
         try:
             await io.call(connection.send_packed_command, commands)
             replies: list[Any] = []
@@ -356,6 +356,21 @@ class Wire:
         while rested := self._rested(port):
             await self._io.call(rested.disconnect)
             await self._io.call(port.release, rested)
+
+    async def connection(self, port: Port) -> Any:
+        """One from the client's pool. Struck by Ctrl-C while it connects, redis-py puts the half-made one back among
+        those at rest, and everybody would stumble over it: so none stays there."""
+        if self._io.flavour == "async":
+            return await self._io.call(port.get)
+        try:
+            return port.get()
+        except FAILURES:
+            raise
+        except BaseException as error:
+            port.get.__self__.disconnect(inuse_connections=False)  # type: ignore[attr-defined]  # a pool's method
+            if isinstance(error, Exception):
+                return port.get()
+            raise
 
     def _rested(self, port: Port) -> Any:
         """A connection between two calls, if there is one. Threads may want the same."""
