@@ -44,13 +44,23 @@ from postroom.errors import (
     UnsupportedError,
 )
 from postroom.factory import QueueConfig
-from postroom.flows.events import Overflowed, ReplyDropped, Undecodable
+from postroom.flows.events import (
+    HandlerFailed,
+    LeaseLost,
+    Overflowed,
+    ReplyDropped,
+    StaleAcknowledge,
+    StoreAway,
+    Undecodable,
+)
 from postroom.flows.held import DeadLetter, Lease, Peeked
 from postroom.flows.raw import ReceivedMessage
 from postroom.flows.redrive import Redriven
 from postroom.flows.send import SendResult
 from postroom.flows.settle import SettleResult
+from postroom.lifecycle import Heartbeat
 from postroom.mailbox import DeadLetters, Mailbox, Message, Session
+from postroom.worker import Worker
 
 __version__ = "0.1.0"
 
@@ -68,11 +78,14 @@ __all__ = [
     "Dispatcher",
     "DurabilityError",
     "Finding",
+    "HandlerFailed",
     "HandlerOutcome",
+    "Heartbeat",
     "InMemoryMailbox",
     "InvalidMessageError",
     "InvalidParameterError",
     "Lease",
+    "LeaseLost",
     "Level",
     "Mailbox",
     "MailboxConnectionError",
@@ -115,7 +128,10 @@ __all__ = [
     "SessionNotFoundError",
     "SettleResult",
     "SqliteMailbox",
+    "StaleAcknowledge",
+    "StoreAway",
     "Undecodable",
     "UnsupportedError",
+    "Worker",
     "connect",
 ]

@@ -1,5 +1,6 @@
 """The conformance suite over real servers: with a clock of the test's, for speed, and with the server's own."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ import redis.asyncio
 from postroom.core.address import Address
 from postroom.drivers.redis import RedisDriver
 from postroom.drivers.redis_settings import Settings
+from postroom.drivers.redis_twins import sync_twin
 from postroom.factory import Flavour, register
 from postroom.testing.conformance import Conformance, Store, UrlStore
 from tests.servers import shared
@@ -52,7 +54,9 @@ def theirs(address: Address, *, flavour: Flavour, **options: Any) -> RedisDriver
     client = kind(host=str(address.host), port=address.port, protocol=2, decode_responses=True)
     settings = Settings.of_client(client, options)
     # Owned, as somebody has to close it.
-    return RedisDriver(lambda: client, settings, flavour, cluster=False, owned=True)
+    driver = RedisDriver(lambda: client, settings, flavour, cluster=False, owned=True)
+    driver.make_sync = partial(sync_twin, client)
+    return driver
 
 
 class TheirClient(Standalone):

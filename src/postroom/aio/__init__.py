@@ -8,6 +8,7 @@ from postroom.aio.concrete import (
     AsyncSqliteMailbox,
 )
 from postroom.aio.mailbox import AsyncDeadLetters, AsyncMailbox, AsyncMessage, AsyncSession
+from postroom.aio.worker import AsyncWorker
 
 __all__ = [
     "AsyncDeadLetters",
@@ -20,5 +21,6 @@ __all__ = [
     "AsyncRedisMailboxFactory",
     "AsyncSession",
     "AsyncSqliteMailbox",
+    "AsyncWorker",
     "connect",
 ]

@@ -225,6 +225,11 @@ class Driver(Admin, Sessions, Protocol):
         """The store's clock as well as this client can read it without asking: seconds since the epoch."""
         ...
 
+    def sibling(self) -> Driver:
+        """A driver of the sync flavour over the same store, for a thread beside the event loop: a worker's leases are
+        kept by one. A sync driver is its own; whoever gets another one closes it."""
+        ...
+
     async def put(self, queue: str, batch: Sequence[Envelope], *, stop: Bell | None = None) -> list[Put]:
         """Store a batch. One refusal never fails the others.
 

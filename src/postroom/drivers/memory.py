@@ -116,11 +116,18 @@ class MemoryDriver:
             space = store.spaces.setdefault(namespace, Space(store.numbers, store.fences))
         self._space = space
         self.place = f"memory {id(store):x} {namespace}"
+        self._namespace = namespace
         self._queues = space.queues  # looked up here on the hot path: a call less, three times a message
         self._closed = Bell()
 
     def now(self) -> float:
         return self._clock()
+
+    def sibling(self) -> MemoryDriver:
+        if self.io.flavour == "sync":
+            return self
+        serialize = not self.capabilities.by_reference
+        return MemoryDriver(self.store, Inline(), namespace=self._namespace, serialize=serialize)
 
     # --- queues ------------------------------------------------------------------------------------------------
 

@@ -73,6 +73,9 @@ class SqliteDriver:
     def now(self) -> float:
         return self.store.now()
 
+    def sibling(self) -> SqliteDriver:
+        return self if self.io.flavour == "sync" else SqliteDriver(self.store.settings, Inline())
+
     # --- steps -------------------------------------------------------------------------------------------------
 
     def _write(self, work: Callable[[Step], T], full: bool) -> T:

@@ -31,5 +31,40 @@ class ReplyDropped(msgspec.Struct, frozen=True, gc=False):
     message_id: str
 
 
-Event: TypeAlias = Undecodable | Overflowed | ReplyDropped
+class HandlerFailed(msgspec.Struct, frozen=True, gc=False):
+    """A worker's handler raised. `dead` says whether that was the message's last chance."""
+
+    queue: str
+    message_id: str
+    delivery_count: int
+    error: str
+    dead: bool
+
+
+class LeaseLost(msgspec.Struct, frozen=True, gc=False):
+    """A worker lost a message that it was still handling; somebody else gets it, or has it already."""
+
+    queue: str
+    message_id: str
+    delivery_count: int
+    why: str  # stale, gone, max_processing, or what the store said
+
+
+class StaleAcknowledge(msgspec.Struct, frozen=True, gc=False):
+    """A worker had handled a message and could not say so any more: it is or was delivered to somebody else, too."""
+
+    queue: str
+    message_id: str
+    why: str
+
+
+class StoreAway(msgspec.Struct, frozen=True, gc=False):
+    """A worker could not reach its store, and will try again in so many seconds."""
+
+    queue: str
+    error: str
+    retry_in: float
+
+
+Event: TypeAlias = Undecodable | Overflowed | ReplyDropped | HandlerFailed | LeaseLost | StaleAcknowledge | StoreAway
 Emit: TypeAlias = Callable[[object], None]

@@ -78,8 +78,9 @@ async def claim(
     session: SessionClaim | None,
     max_deliveries: int | None,
     stop: Bell,
+    settle: Sequence[Verdict] = (),
 ) -> Claimed:
-    """One claim, abandoned if it does not come back to us."""
+    """One claim, abandoned if it does not come back to us. `settle` rides along."""
     claim_id = new_token()
     try:
         longest = link.max_poll
@@ -91,6 +92,7 @@ async def claim(
             claim_id=claim_id,
             session=session,
             max_deliveries=max_deliveries,
+            settle=settle,
             stop=stop,
         )
     except BaseException as error:

@@ -136,6 +136,9 @@ class Faulty:
         copy = getattr(fault.error, "copy", None)
         raise fault.error if copy is None else copy()
 
+    def sibling(self) -> Driver:
+        return self.inner.sibling()
+
     async def close(self) -> None:
         await self.inner.close()
 

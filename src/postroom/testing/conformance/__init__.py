@@ -32,6 +32,7 @@ from postroom.testing.conformance.settling import Settling
 from postroom.testing.conformance.sharing import Sharing
 from postroom.testing.conformance.unreliable import Unreliable
 from postroom.testing.conformance.verbs import Verbs
+from postroom.testing.conformance.workers import Workers
 from postroom.testing.conformance.world import Awaited, Store, Suite, UrlStore, World
 
 
@@ -53,6 +54,7 @@ class Conformance(
     BadInput,
     Verbs,
     Unreliable,
+    Workers,
     Gaps,
 ):
     """All of the suite. Subclass it with `store = YourStore`."""

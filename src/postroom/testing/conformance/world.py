@@ -21,13 +21,14 @@ from uuid import uuid4
 import pytest
 
 import postroom.aio
-from postroom.aio import AsyncMailbox, AsyncMessage, AsyncQueueClient, AsyncSession
+from postroom.aio import AsyncMailbox, AsyncMessage, AsyncQueueClient, AsyncSession, AsyncWorker
 from postroom.core.capabilities import LABELS, Capabilities, Level
 from postroom.drivers.api import Driver
 from postroom.drivers.io import drive
 from postroom.flows.link import Link
 from postroom.testing.clock import ManualClock
 from postroom.testing.faults import Faulty
+from postroom.worker import Worker
 
 T = TypeVar("T")
 Flavour: TypeAlias = Literal["sync", "async"]
@@ -246,6 +247,12 @@ class World:
     async def call(function: Callable[..., Awaitable[T]], *args: Any) -> T:
         return await function(*args)
 
+    def worker(self, box: Box, handler: Callable[[Any], Any], **options: Any) -> Any:
+        """A worker of this flavour. The handler is a plain function, which both take."""
+        if isinstance(box, Awaited):
+            return Awaited(Worker(box._inner, handler, **options))  # type: ignore[arg-type]  # a Mailbox, wrapped
+        return AsyncWorker(box, handler, **options)
+
     def driver(self, client: Client) -> Driver:
         return client._link.driver
 
@@ -266,6 +273,11 @@ class World:
         """Skip where hours would have to be waited for."""
         if not self.store.moves_time:
             pytest.skip("capability: a clock that can be moved")
+
+    def needs_real_time(self) -> None:
+        """Skip where time stands still unless it is moved."""
+        if self.store.moves_time:
+            pytest.skip("capability: a clock that runs by itself")
 
     def needs_bytes(self) -> None:
         if self.capabilities.by_reference:
