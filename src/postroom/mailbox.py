@@ -114,12 +114,11 @@ class Mailbox(Generic[T, R]):
         id: str | None = None,
     ) -> str:
         """Store a message, as durably as the store promises, and return its id; of a duplicate, the first one's."""
-        return drive(
-            send.send(
-                self._box, body, reply_to, delay_seconds, attributes, correlation_id, session_id, dedup_id, ttl,
-                priority, content_type, id,
-            )
+        options = send.chosen(
+            self._box.link, reply_to, delay_seconds, attributes, correlation_id, session_id, dedup_id, ttl, priority,
+            content_type,
         )  # fmt: skip
+        return drive(send.send(self._box, body, options, id))
 
     def send_many(
         self,
@@ -137,7 +136,7 @@ class Mailbox(Generic[T, R]):
         id: str | None = None,
     ) -> list[SendResult]:
         """Store any number of messages; a result each, aligned. A refused one does not hold up the others."""
-        options = send.Options(
+        options = send.chosen(
             self._box.link, reply_to, delay_seconds, attributes, correlation_id, session_id, dedup_id, ttl, priority,
             content_type,
         )  # fmt: skip

@@ -61,6 +61,7 @@ class SqliteDriver:
 
     def __init__(self, settings: Settings, io: Io) -> None:
         self.io = io
+        self._sync = io.flavour == "sync"  # the caller's own thread carries out every step
         self.capabilities = capabilities(settings)
         self.store = Store(settings)
         self.place = f"{self.store.path} {settings.namespace}"
@@ -87,15 +88,12 @@ class SqliteDriver:
     def _on_the_spot(self, size: int) -> bool:
         """Whether an event loop may carry out a step on so many messages itself: handing it to a thread and back takes
         as long as the step."""
-        return (
-            self.io.flavour == "async"
-            and size <= _FEW
-            and not self.store.site.lock.locked()
-            and monotonic() >= self._slow_until
-        )
+        return not self._sync and size <= _FEW and not self.store.site.lock.locked() and monotonic() >= self._slow_until
 
     async def _brief(self, work: Callable[[Step], T], full: bool, size: int) -> T:
         """A step that is short unless it is synced or somebody else is writing."""
+        if self._sync:
+            return self._write(work, full)  # what `io.call` does beyond this guards against libraries of others
         if not full and self._on_the_spot(size):
             start = monotonic()
             try:
@@ -240,7 +238,8 @@ class SqliteDriver:
         def work(step: Step) -> list[Put]:
             return putting.put(step, step.queue(queue), batch)
 
-        results = await self.io.call(self._write, work, self._send_full)
+        full = self._send_full
+        results = self._write(work, full) if self._sync else await self.io.call(self._write, work, full)
         if Refused not in map(type, results) or not any(map(putting.waits, results)):
             return results
         return await self._put_rest(queue, batch, results, stop)
@@ -480,4 +479,7 @@ _NOTHING = Claimed()
 
 def _carries(batch: Sequence[Verdict]) -> bool:
     """Whether an acknowledge in it carries messages, which must be as durable as any send."""
-    return any(type(verdict) is Ack and verdict.puts for verdict in batch)
+    for verdict in batch:  # noqa: SIM110  # `any` would make a generator each time
+        if type(verdict) is Ack and verdict.puts:
+            return True
+    return False

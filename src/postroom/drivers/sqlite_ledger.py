@@ -62,9 +62,6 @@ class News(msgspec.Struct):
     changed: set[int] = set()  # queues whose definition changed
     chain: int = 0  # a queue where a claim took all it wanted: there may be more, so the next who waits should look
 
-    def __bool__(self) -> bool:
-        return bool(self.ready or self.due or self.room or self.changed or self.chain)
-
 
 class Idle(Exception):  # not an error: the driver deletes the queue and says that it is gone
     """A queue was left alone for as long as its definition allows."""
@@ -83,15 +80,21 @@ class Ledger:
     next_due = _NEVER  # of the queue looked at last: messages and locks
     next_expiry = _NEVER
     written = 0.0  # pages, by estimate: when to fold the log is all that hangs on it
+    told: News | None = None  # made when there are any: most acknowledges have none
 
     def __init__(self, connection: sqlite3.Connection, catalog: Catalog, now: float) -> None:
         self.run: Callable[..., sqlite3.Cursor] = connection.execute
         self.run_many: Callable[..., sqlite3.Cursor] = connection.executemany
         self.catalog = catalog
         self.now = now
-        self.news = News()
-        self._counts: dict[int, list[int]] = {}  # queue -> messages, bytes
-        self._odd: dict[int, list[int]] = {}  # queue -> dropped, expired
+        self._counts: dict[int, tuple[int, int]] = {}  # queue -> messages, bytes
+        self._odd: dict[int, tuple[int, int]] | None = None  # queue -> dropped, expired
+
+    @property
+    def news(self) -> News:
+        if self.told is None:
+            self.told = News()
+        return self.told
 
     # --- queues ------------------------------------------------------------------------------------------------
 
@@ -211,7 +214,7 @@ class Ledger:
         if self.now - touched >= idle:
             raise Idle(queue)
         if self.now - touched > min(1.0, idle / 100):
-            self._counts.setdefault(queue.id, [0, 0])
+            self._counts.setdefault(queue.id, (0, 0))
 
     # --- counting ----------------------------------------------------------------------------------------------
 
@@ -223,32 +226,30 @@ class Ledger:
         return first
 
     def count(self, queue: int, messages: int, size: int) -> None:
-        counts = self._counts.get(queue)
-        if counts is None:
-            self._counts[queue] = [messages, size]
+        counts = self._counts
+        if queue in counts:
+            live, taken = counts[queue]
+            counts[queue] = live + messages, taken + size
         else:
-            counts[0] += messages
-            counts[1] += size
+            counts[queue] = messages, size
 
     def count_odd(self, queue: int, dropped: int, expired: int) -> None:
-        odd = self._odd.setdefault(queue, [0, 0])
-        odd[0] += dropped
-        odd[1] += expired
+        if self._odd is None:
+            self._odd = {}
+        before = self._odd.get(queue, (0, 0))
+        self._odd[queue] = before[0] + dropped, before[1] + expired
 
     def finish(self) -> None:
         """Write the counts. Nothing is written by a step that changed nothing."""
-        if self._counts:
+        if self._counts or self._numbered:
             self.written += 4.0
         for queue, (messages, size) in self._counts.items():
             self.run(SQL["count"], (messages, size, self.now, queue))
-        for queue, (dropped, expired) in self._odd.items():
-            self.run(SQL["count_odd"], (dropped, expired, queue))
+        if self._odd is not None:
+            for queue, (dropped, expired) in self._odd.items():
+                self.run(SQL["count_odd"], (dropped, expired, queue))
         if self._numbered:
-            self.written += 4.0 if not self._counts else 0.0
             self.run(SQL["numbered"], (self.counter, self.now))
-            self._numbered = False
-        self._counts.clear()
-        self._odd.clear()
 
     def room_of(self, queue: Queue) -> tuple[int, int]:
         """(messages, bytes) that count against the limits of a bounded queue, this step's own included."""

@@ -92,13 +92,11 @@ class Site:
             post = self.posts[queue] = Post()
         return post
 
-    def equip(
-        self, path: str, poll: float, now: Callable[[], float], connect: Callable[[], sqlite3.Connection]
-    ) -> None:
+    def equip(self, path: str, poll: float, connect: Callable[[], sqlite3.Connection]) -> None:
         """What one process needs once, however many drivers it has."""
         with self.lock:
             if self.doorbell is None:
-                self.doorbell = Doorbell(self, path, poll, now, connect)
+                self.doorbell = Doorbell(self, path, poll, connect)
                 self.checkpointer = Checkpointer(path, connect, self.lock)
 
     def attend(self) -> None:
@@ -132,8 +130,11 @@ class Site:
             post.ring(1)
             post.room.ring(1)
 
-    def publish(self, news: News) -> None:
-        """Wake whom a committed step concerns. Never fails, and may be lost: a lost ring costs a poll."""
+    def publish(self, news: News, now: float) -> None:
+        """Wake whom a step concerns that began at `now` and is committed.
+
+        Never fails, and may be lost: a lost ring costs a poll.
+        """
         posts = self.posts
         if posts:
             for queue, n in news.ready.items():
@@ -151,7 +152,7 @@ class Site:
             if news.chain and (post := posts.get(news.chain)) is not None:
                 post.claims.ring(1)
         if self.doorbell is not None and (news.ready or news.due or news.room or news.changed):
-            self.doorbell.tell(news)
+            self.doorbell.tell(news, now)
 
     def close(self) -> None:
         if self.doorbell is not None:

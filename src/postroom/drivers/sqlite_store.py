@@ -30,10 +30,12 @@ _PATIENCE = 0.0002  # seconds between tries for the write lock of another proces
 # `Site.disown` for when and how the child does.
 _leaked: list[object] = []
 _forking = threading.Lock()
+_family = object()  # another one in a forked child: a store that remembers the parent's is the parent's
 
 
 def _after_fork() -> None:
-    global _forking
+    global _family, _forking
+    _family = object()
     _forking = threading.Lock()
 
 
@@ -59,7 +61,7 @@ class Store:
     def _open(self) -> None:
         prepare(self.path, self.settings.busy_timeout)
         key = identity(self.path)
-        self._pid = os.getpid()
+        self._family = _family
         self.site: Site = enter(key)
         self._reading = threading.Lock()
         self.site.readers.append(self._reading)
@@ -95,7 +97,7 @@ class Store:
             site.connections.append(connection)
             return connection
 
-        site.equip(self.path, self.settings.safety_poll, self.now, connect_here)
+        site.equip(self.path, self.settings.safety_poll, connect_here)
 
     def _start_clock(self) -> Clock:
         clock = StoreClock()
@@ -120,15 +122,19 @@ class Store:
 
     def write(self, work: Callable[[Step], T], full: bool) -> T:
         """Carry out a step, commit it, and tell whom it concerns."""
-        if self._pid != os.getpid():
+        if self._family is not _family:
             self._after_fork()
         site = self.site
         with site.lock:
-            result, step = self._persist(self._ready(full), work)
+            connection = self._ready(full)
+            try:
+                result, step = self._step(connection, work)
+            except sqlite3.Error as error:
+                result, step = self._persist(connection, work, error)
             if step.written and site.checkpointer is not None:
                 site.checkpointer.wrote(step.written)
-        if step.news:
-            site.publish(step.news)
+        if step.told is not None:
+            site.publish(step.told, step.now)
         return result
 
     def write_at_once(self, work: Callable[[Step], T]) -> T:
@@ -136,7 +142,7 @@ class Store:
 
         Never synced, so that no disk decides how long it takes.
         """
-        if self._pid != os.getpid():
+        if self._family is not _family:
             self._after_fork()
         site = self.site
         # Not `acquire(blocking=False)`: an interrupt right behind it would leave the lock held for ever. Whoever comes
@@ -152,22 +158,23 @@ class Store:
                 raise translate(error, self.path) from error
             if step.written and site.checkpointer is not None:
                 site.checkpointer.wrote(step.written)
-        if step.news:
-            site.publish(step.news)
+        if step.told is not None:
+            site.publish(step.told, step.now)
         return result
 
-    def _persist(self, connection: sqlite3.Connection, work: Callable[[Step], T]) -> tuple[T, Step]:
+    def _persist(
+        self, connection: sqlite3.Connection, work: Callable[[Step], T], error: sqlite3.Error
+    ) -> tuple[T, Step]:
         """Try again while another process has the write lock."""
-        deadline = 0.0
-        while True:
+        deadline = time.monotonic() + self.settings.busy_timeout
+        while is_busy(error) and time.monotonic() < deadline:
+            # SQLite's own busy handler sleeps whole milliseconds, and a step takes a tenth of one.
+            time.sleep(_PATIENCE * (0.5 + random.random()))
             try:
                 return self._step(connection, work)
-            except sqlite3.Error as error:
-                # SQLite's own busy handler sleeps whole milliseconds, and a step takes a tenth of one.
-                deadline = deadline or time.monotonic() + self.settings.busy_timeout
-                if not is_busy(error) or time.monotonic() >= deadline:
-                    raise translate(error, self.path) from error
-                time.sleep(_PATIENCE * (0.5 + random.random()))
+            except sqlite3.Error as again:
+                error = again
+        raise translate(error, self.path) from error
 
     def _step(self, connection: sqlite3.Connection, work: Callable[[Step], T]) -> tuple[T, Step]:
         committing = False
@@ -187,14 +194,14 @@ class Store:
 
     def glance(self, work: Callable[[Step], T]) -> T:
         """Look without asking for the write lock, but as the only one of this process."""
-        if self._pid != os.getpid():
+        if self._family is not _family:
             self._after_fork()
         with self.site.lock:
             return self._look(self._ready(self._full), self._catalog, work)
 
     def read(self, work: Callable[[Step], T]) -> T:
         """Look at one state of the store, beside whoever writes."""
-        if self._pid != os.getpid():
+        if self._family is not _family:
             self._after_fork()
         with self._reading:
             self._check_open()
@@ -249,7 +256,7 @@ class Store:
 
     def _after_fork(self) -> None:
         with _forking:
-            if self._pid != os.getpid():
+            if self._family is not _family:
                 _leaked.append((self._writer, self._reader, self.site))
                 self.site.disown(self.path)
                 self._open()
@@ -259,7 +266,7 @@ class Store:
         if self._closed:
             return
         self._closed = True
-        if self._pid != os.getpid():
+        if self._family is not _family:
             _leaked.append((self._writer, self._reader, self.site))
             return
         self._leave()

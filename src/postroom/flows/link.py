@@ -58,19 +58,19 @@ class Link:
         self.settle: Callable[[str, Sequence[Verdict]], Coroutine[Any, Any, list[Outcome]]]
         self.put, self.settle = (self._put, self._settle) if grouped else (driver.put, driver.settle)
 
-    async def _put(self, queue: str, batch: Sequence[Envelope]) -> list[Put]:
+    def _put(self, queue: str, batch: Sequence[Envelope]) -> Coroutine[Any, Any, list[Put]]:
         """Store a batch, together with what other callers of this client are storing at this moment."""
         gatherer = self._puts.get(queue)
         if gatherer is None:
             gatherer = self._puts.setdefault(queue, Gatherer(self.driver.io, partial(self.driver.put, queue)))
-        return await gatherer.run(batch)
+        return gatherer.run(batch)
 
-    async def _settle(self, queue: str, batch: Sequence[Verdict]) -> list[Outcome]:
+    def _settle(self, queue: str, batch: Sequence[Verdict]) -> Coroutine[Any, Any, list[Outcome]]:
         """Carry out verdicts, together with those of other callers."""
         gatherer = self._settles.get(queue)
         if gatherer is None:
             gatherer = self._settles.setdefault(queue, Gatherer(self.driver.io, partial(self.driver.settle, queue)))
-        return await gatherer.run(batch)
+        return gatherer.run(batch)
 
     def box_of(self, name: str) -> Box[Any, Any] | None:
         """An open mailbox of this client with that name, if there is one."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import msgspec
 
 from postroom.core import limits
 from postroom.core.address import check_name
@@ -27,8 +28,7 @@ R = TypeVar("R")
 CHUNK = 1_000
 
 
-@dataclass(frozen=True, slots=True)
-class SendResult:
+class SendResult(msgspec.Struct, frozen=True):
     """What became of one message of a batch: its id, or the error that kept it out."""
 
     id: str | None
@@ -157,9 +157,8 @@ def seal(box: Box[T, R], body: T, options: Options | None, id: str | None) -> En
     )
 
 
-async def send(
-    box: Box[T, R],
-    body: T,
+def chosen(
+    link: Link,
     reply_to: object,
     delay_seconds: Seconds,
     attributes: Mapping[str, str] | None,
@@ -169,9 +168,8 @@ async def send(
     ttl: Seconds | None,
     priority: int,
     content_type: str | None,
-    id: str | None,
-) -> str:
-    """Store one message and return its id; of a duplicate, the first one's."""
+) -> Options | None:
+    """The options of a send, checked; None in the common case, in which there is nothing to check."""
     if (
         reply_to is None
         and delay_seconds is _ZERO
@@ -183,12 +181,14 @@ async def send(
         and priority is _TEN
         and content_type is None
     ):
-        options = None  # the common case: nothing to check
-    else:
-        options = Options(
-            box.link, reply_to, delay_seconds, attributes, correlation_id, session_id, dedup_id, ttl, priority,
-            content_type,
-        )  # fmt: skip
+        return None
+    return Options(
+        link, reply_to, delay_seconds, attributes, correlation_id, session_id, dedup_id, ttl, priority, content_type
+    )
+
+
+async def send(box: Box[T, R], body: T, options: Options | None, id: str | None) -> str:
+    """Store one message and return its id; of a duplicate, the first one's."""
     envelope = seal(box, body, options, id)
     if box.closing.rung:
         raise why_closed(box)
@@ -221,10 +221,10 @@ def result_of(link: Link, queue: str, put: Put) -> SendResult:
         return SendResult(None, error)
 
 
-async def send_many(box: Box[T, R], bodies: Iterable[T], options: Options, id: str | None) -> list[SendResult]:
+async def send_many(box: Box[T, R], bodies: Iterable[T], options: Options | None, id: str | None) -> list[SendResult]:
     """Store many messages; a result each, aligned. One body that does not fit never holds up the others."""
     bodies = list(bodies)
-    if len(bodies) > 1 and (id is not None or options.dedup_id is not None):
+    if len(bodies) > 1 and (id is not None or (options is not None and options.dedup_id is not None)):
         raise InvalidParameterError("one id or dedup_id cannot serve several messages; send them one by one")
     if id is not None:
         limits.text(id, "id")
