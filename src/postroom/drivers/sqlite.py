@@ -92,8 +92,6 @@ class SqliteDriver:
 
     async def _brief(self, work: Callable[[Step], T], full: bool, size: int) -> T:
         """A step that is short unless it is synced or somebody else is writing."""
-        if self._sync:
-            return self._write(work, full)  # what `io.call` does beyond this guards against libraries of others
         if not full and self._on_the_spot(size):
             start = monotonic()
             try:
@@ -356,7 +354,10 @@ class SqliteDriver:
                         first = False
                         await waiting.sleep()
                         continue
-                taken = await self._brief(work, full, n + len(settle))
+                if self._sync:
+                    taken = self._write(work, full)
+                else:
+                    taken = await self._brief(work, full, n + len(settle))
                 settle, full = (), self._take_full
                 buried, expired = buried + taken.buried, expired + taken.expired
                 if first and not more:
@@ -382,8 +383,7 @@ class SqliteDriver:
 
     def _claimed(self, step: Step, queue: Queue, taken: int, wanted: int) -> None:
         """What was promoted or shown on the way and is taken already is no news to others."""
-        ready = step.news.ready
-        if queue.id in ready:
+        if step.told is not None and queue.id in (ready := step.told.ready):
             ready[queue.id] = max(0, ready[queue.id] - taken)
         if taken == wanted and self.store.site.posts:
             step.news.chain = queue.id
@@ -396,7 +396,8 @@ class SqliteDriver:
                     return done
             return settle_all(step, step.queue(queue), batch, putting.put_reply)
 
-        return await self._brief(work, self._take_full or (self._send_full and _carries(batch)), len(batch))
+        full = self._take_full or (self._send_full and _carries(batch))
+        return self._write(work, full) if self._sync else await self._brief(work, full, len(batch))
 
     async def abandon(self, queue: str, claim_id: str) -> None:
         site = self.store.site
@@ -411,7 +412,9 @@ class SqliteDriver:
         # The fence stands before the step begins: a claim with this id either was committed before, and then the step
         # finds what it took, or comes after, and then it sees the fence.
         site.fence(claim_id, self.now())
-        await self._brief(work, self._take_full, 1)
+        await (
+            self.io.call(self._write, work, self._take_full) if self._sync else self._brief(work, self._take_full, 1)
+        )
 
     # --- sessions ----------------------------------------------------------------------------------------------
 

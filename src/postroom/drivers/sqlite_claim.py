@@ -9,7 +9,7 @@ from postroom.core.message import Claimed, Delivery, SessionClaim, make_handle, 
 from postroom.drivers.api import TIDY
 from postroom.drivers.sqlite_file import SQL
 from postroom.drivers.sqlite_ledger import Queue
-from postroom.drivers.sqlite_step import BLOCKED, FLIGHT, READY, Row, Step
+from postroom.drivers.sqlite_step import BLOCKED, FLIGHT, MANY, READY, Row, Step
 from postroom.errors import ReceiptHandleExpiredError, UnsupportedError
 
 _LAST = (1 << 63) - 1
@@ -44,13 +44,14 @@ def claim(
     if not rows:
         return Claimed((), (), buried, expired) if buried or expired else _NOTHING
     token = step.number()
-    lend = SQL["lend"]
-    if len(rows) == 1:
-        step.run(lend, (until, claim_id, token, now, rows[0][0]))
+    if len(rows) < MANY:
+        for row in rows:
+            step.run(SQL["lend"], (until, claim_id, token, now, row[0]))
     else:
-        step.run_many(lend, [(until, claim_id, token, now, row[0]) for row in rows])
+        seqs = ",".join([str(row[0]) for row in rows])
+        step.run(SQL["lend_many"], (until, claim_id, token, now, f"[{seqs}]"))
     step.written += len(rows) * 0.1
-    step.due(queue.id, until)
+    step.lapse = queue.id, until
     deliveries = [_lent(step, row, claim_id, until, token) for row in rows]
     return Claimed(deliveries, (), buried, expired)
 
@@ -146,7 +147,7 @@ def _take_next(taking: _Taking) -> None:
     while True:
         before = taking.put_away
         # What was taken is lent at the end, all at once, and until then is among the ready ones.
-        for found in step.run(SQL["ready"], (queue.id, taking.n + len(taking.taken))).fetchall():
+        for found in step.run(SQL["ready_rows"], (queue.id, taking.n + len(taking.taken))).fetchall():
             row = Row._make(found)
             if row.seq in taking.taken:
                 continue

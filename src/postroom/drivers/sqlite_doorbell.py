@@ -261,12 +261,10 @@ class Doorbell:
 
     # --- sending -----------------------------------------------------------------------------------------------
 
-    def tell(self, news: News, now: float) -> None:
+    def tell(self, news: News) -> None:
         """Ring at the other processes. Never fails, never blocks."""
-        nothing_yet = not (news.ready or news.room or news.changed)
-        if nothing_yet and min(news.due.values()) >= now + 2 * self._poll:
-            return  # they will see it in time by themselves: so with every lease
-        if (text := self._words(news)) and (others := self._list()):
+        if others := self._list():
+            text = self._words(news)
             for name in others:
                 self._send(name, text)
 

@@ -15,6 +15,7 @@ from postroom.drivers.sqlite_file import SQL
 from postroom.errors import ConfigurationError, MailboxFullError, QueueNotFoundError
 
 _NEVER = float("inf")
+_NUMBERS = (float, int)
 _decode_rules = msgspec.msgpack.Decoder(Rules).decode
 pack_rules = msgspec.msgpack.Encoder().encode
 
@@ -81,6 +82,7 @@ class Ledger:
     next_expiry = _NEVER
     written = 0.0  # pages, by estimate: when to fold the log is all that hangs on it
     told: News | None = None  # made when there are any: most acknowledges have none
+    lapse: tuple[int, float] | None = None  # the queue and the end of leases given in this step: news to nearly nobody
 
     def __init__(self, connection: sqlite3.Connection, catalog: Catalog, now: float) -> None:
         self.run: Callable[..., sqlite3.Cursor] = connection.execute
@@ -171,10 +173,10 @@ class Ledger:
         if counter > self.counter:
             self.counter = counter
         # A time may also be what somebody wrote there by hand: any text comes after all numbers, so it is never due.
-        self.next_due = due if isinstance(due, int | float) else _NEVER
+        self.next_due = due if type(due) in _NUMBERS else _NEVER
         if lock is not None and lock < self.next_due:
             self.next_due = lock
-        self.next_expiry = expiry if isinstance(expiry, int | float) else _NEVER
+        self.next_expiry = expiry if type(expiry) in _NUMBERS else _NEVER
         return edition
 
     def time(self, queue: Queue) -> None:

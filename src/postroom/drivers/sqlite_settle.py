@@ -26,7 +26,7 @@ from postroom.core.message import (
 )
 from postroom.drivers.sqlite_file import SQL
 from postroom.drivers.sqlite_ledger import Queue
-from postroom.drivers.sqlite_step import FLIGHT, Row, Step
+from postroom.drivers.sqlite_step import FLIGHT, MANY, Row, Step
 from postroom.errors import InvalidParameterError, MailboxError, MailboxFullError, UnsupportedError
 
 _PutReply = Callable[[Step, str, Envelope], Put]
@@ -56,9 +56,6 @@ def acknowledge(step: Step, queue: Queue, batch: Sequence[Verdict]) -> list[Outc
     return [SETTLED] if _delete(step, queue, int(seq), claim_id) else None
 
 
-_MANY = 4  # acknowledges from which on one statement for all is cheaper than one for each
-
-
 def _delete(step: Step, queue: Queue, seq: int, claim_id: str) -> bool:
     found = step.run(SQL["acknowledge"], (seq, queue.id, claim_id)).fetchone()
     if found is None:
@@ -67,7 +64,8 @@ def _delete(step: Step, queue: Queue, seq: int, claim_id: str) -> bool:
     if body_ref is not None:
         step.run(SQL["drop_body"], (body_ref,))
     step.count(queue.id, -1, -size)
-    step.frees(queue, 1)
+    if queue.rules.overflow == "wait":
+        step.frees(queue, 1)
     return True
 
 
@@ -137,7 +135,7 @@ def _reply(step: Step, name: str, envelope: Envelope, put_reply: _PutReply) -> P
 
 def _acknowledge_many(step: Step, queue: Queue, batch: Sequence[Verdict]) -> list[Outcome] | None:
     """Plain acknowledges of one claim in one statement; None if the batch is anything else."""
-    if len(batch) < _MANY:
+    if len(batch) < MANY:
         return None
     try:
         _, first = parse_handle(batch[0].handle)

@@ -133,8 +133,8 @@ class Store:
                 result, step = self._persist(connection, work, error)
             if step.written and site.checkpointer is not None:
                 site.checkpointer.wrote(step.written)
-        if step.told is not None:
-            site.publish(step.told, step.now)
+        if step.told is not None or step.lapse is not None:
+            site.publish(step)
         return result
 
     def write_at_once(self, work: Callable[[Step], T]) -> T:
@@ -158,8 +158,8 @@ class Store:
                 raise translate(error, self.path) from error
             if step.written and site.checkpointer is not None:
                 site.checkpointer.wrote(step.written)
-        if step.told is not None:
-            site.publish(step.told, step.now)
+        if step.told is not None or step.lapse is not None:
+            site.publish(step)
         return result
 
     def _persist(
@@ -223,7 +223,8 @@ class Store:
             raise
 
     def _ready(self, full: bool) -> sqlite3.Connection:
-        self._check_open()
+        if self._closed:
+            self._check_open()
         connection = self._writer
         if connection.in_transaction:  # an interrupt struck while another one was being dealt with
             connection.execute("ROLLBACK")

@@ -47,9 +47,10 @@ class Gatherer(Generic[A, B]):
         self._company = False  # the latest batch was of several callers
         self._line: list[_Ticket[A, B]] = []
 
-    async def run(self, items: Sequence[A]) -> list[B]:
-        if self._io.interruptible():
-            return await self._act(items)
+    def run(self, items: Sequence[A]) -> Awaitable[list[B]]:
+        return self._act(items) if self._io.interruptible() else self._join(items)
+
+    async def _join(self, items: Sequence[A]) -> list[B]:
         with self._lock:
             ticket: _Ticket[A, B] | None = None
             if self._busy or self._company:

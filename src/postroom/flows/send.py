@@ -131,7 +131,7 @@ def seal(box: Box[T, R], body: T, options: Options | None, id: str | None) -> En
     """The envelope of a body, or the error that keeps it from being sent."""
     data, kind = box.codec.encode(body, None if options is None else options.content_type)
     # On a by-reference store `data` is the object itself and has no size to speak of.
-    size = 0 if box.driver.capabilities.by_reference else len(data)
+    size = 0 if box.by_reference else len(data)
     if size > box.link.max_body:
         raise MessageTooLargeError(
             f"{box.name}: the body takes {size} bytes and the limit is {box.link.max_body}; raise max_body when "
@@ -231,22 +231,22 @@ async def send_many(box: Box[T, R], bodies: Iterable[T], options: Options | None
     if box.closing.rung:
         raise why_closed(box)
     await open_boxes(box, options)
-    results: list[SendResult | None] = [None] * len(bodies)
     envelopes: list[Envelope] = []
-    places: list[int] = []
+    misfits: list[tuple[int, SendResult]] = []
     for place, body in enumerate(bodies):
         try:
             envelopes.append(seal(box, body, options, id))
-            places.append(place)
         except (SerializationError, MessageTooLargeError) as error:
-            results[place] = SendResult(None, error)
+            misfits.append((place, SendResult(None, error)))
     puts = await put_all(box.link, box.name, envelopes)
-    for place, put in zip(places, puts, strict=True):
+    results = [
         # The plain case without a call: ten thousand of them count.
-        results[place] = (
-            SendResult(put.id) if type(put) is Accepted and not put.displaced else result_of(box.link, box.name, put)
-        )
-    return results  # type: ignore[return-value]  # every place was filled above
+        SendResult(put.id) if type(put) is Accepted and not put.displaced else result_of(box.link, box.name, put)
+        for put in puts
+    ]
+    for place, misfit in misfits:  # from the first to the last, so that each comes to its place
+        results.insert(place, misfit)
+    return results
 
 
 async def put_all(link: Link, queue: str, envelopes: Sequence[Envelope]) -> list[Put]:
