@@ -43,7 +43,7 @@ class ByHand:
         self._run("BEGIN IMMEDIATE")
         if read is None:
             return 0
-        _, counter, *_ = self._run(SQL[read], (self._queue,) * 3 if read == "look" else ()).fetchone()
+        _, counter, *_ = self._run(SQL[read], (self._queue,) * 2 if read == "look" else ()).fetchone()
         return int(counter)
 
     def _end(self, messages: int, size: int, counter: int | None, now: float) -> None:

@@ -331,11 +331,7 @@ class SqliteDriver:
             waiting.nothing(step, found, math.inf)
             if waiting.over:
                 return False
-            if (
-                step.look(queue, timely=True) is found
-                and not step.time_has_work
-                and not claiming.any_ready(step, found)
-            ):
+            if step.rests(found):
                 waiting.wake_by(step.next_due)
                 return True
             waiting.changed()

@@ -99,10 +99,6 @@ def _lent(step: Step, row: tuple[Any, ...], claim_id: str, until: float, token: 
     )
 
 
-def any_ready(step: Step, queue: Queue) -> bool:
-    return step.run(SQL["any_ready"], (queue.id,)).fetchone() is not None
-
-
 class _Taking:
     """The messages one claim is about to take, and what it put away on the way to them."""
 

@@ -215,7 +215,7 @@ class Doorbell:
         return max(0.0, self._look_at - time.monotonic())
 
     def _look_in_time(self) -> None:
-        if self._until_look() <= 0:
+        if time.monotonic() >= self._look_at:
             self._look()
             self._look_at = time.monotonic() + self._poll
 

@@ -15,7 +15,7 @@ from postroom.drivers.sqlite_file import SQL
 from postroom.errors import ConfigurationError, MailboxFullError, QueueNotFoundError
 
 _NEVER = float("inf")
-_NUMBERS = (float, int)
+_NUMBER = (float, int)
 _decode_rules = msgspec.msgpack.Decoder(Rules).decode
 pack_rules = msgspec.msgpack.Encoder().encode
 
@@ -122,7 +122,7 @@ class Ledger:
         catalog = self.catalog
         found = catalog.names.get(name)
         if found is not None and timely:
-            if self._look_at(found.id) == catalog.edition:
+            if self._look_at(found) == catalog.edition:
                 return found
             catalog.forget()
             found = None
@@ -136,7 +136,7 @@ class Ledger:
         if found is None:
             found = self._read(SQL["find_queue"], (catalog.namespace, name))
             if found is not None and timely:
-                self._look_at(found.id)
+                self._look_at(found)
         return found
 
     def known(self, name: str) -> Queue:
@@ -146,7 +146,7 @@ class Ledger:
 
     def reread(self, queue: Queue) -> float:
         """When time changes something at this queue next, after what this step did."""
-        self._look_at(queue.id)
+        self._look_at(queue)
         return self.next_due
 
     def last_number(self) -> int:
@@ -166,23 +166,35 @@ class Ledger:
         """Another queue that plays a part in this step, such as a dead-letter queue."""
         return self.catalog.ids.get(id) or self._read(SQL["find_queue_by_id"], (id,))
 
-    def _look_at(self, id: int) -> int:
-        edition: int
-        self._timed = id
-        edition, counter, due, lock, expiry = self.run(SQL["look"], (id, id, id)).fetchone()
+    def _look_at(self, queue: Queue) -> int:
+        edition, counter, due, expiry = self.run(SQL["look"], (queue.id, queue.id)).fetchone()
+        lock = None  # a queue that never had a session never had a lock
+        if queue.sessions:
+            (lock,) = self.run(SQL["first_lock"], (queue.id,)).fetchone()
+        return self._note(queue, edition, counter, due, expiry, lock)
+
+    def _note(self, queue: Queue, edition: int, counter: int, due: object, expiry: object, lock: float | None) -> int:
+        """When time changes something here next; the edition."""
+        self._timed = queue.id
         if counter > self.counter:
             self.counter = counter
         # A time may also be what somebody wrote there by hand: any text comes after all numbers, so it is never due.
-        self.next_due = due if type(due) in _NUMBERS else _NEVER
+        self.next_due = due if isinstance(due, _NUMBER) else _NEVER
         if lock is not None and lock < self.next_due:
             self.next_due = lock
-        self.next_expiry = expiry if type(expiry) in _NUMBERS else _NEVER
+        self.next_expiry = expiry if isinstance(expiry, _NUMBER) else _NEVER
         return edition
+
+    def rests(self, queue: Queue) -> bool:
+        """Whether nothing is ready, nothing is due, and the queue is what we remember; asked in one statement."""
+        id = queue.id
+        *times, ready = self.run(SQL["glance"], (id, id, id, id)).fetchone()
+        return self._note(queue, *times) == self.catalog.edition and not ready and not self.time_has_work
 
     def time(self, queue: Queue) -> None:
         """Find out when time changes something at this queue, unless that was done."""
         if self._timed != queue.id:
-            self._look_at(queue.id)
+            self._look_at(queue)
 
     def _read(self, sql: str, params: tuple[object, ...]) -> Queue | None:
         row = self.run(sql, params).fetchone()

@@ -193,11 +193,18 @@ class Store:
             raise
 
     def glance(self, work: Callable[[Step], T]) -> T:
-        """Look without asking for the write lock, but as the only one of this process."""
+        """Look, by one statement, without asking for the write lock, but as the only one of this process."""
         if self._family is not _family:
             self._after_fork()
         with self.site.lock:
-            return self._look(self._ready(self._full), self._catalog, work)
+            connection = self._ready(self._full)
+            try:
+                return work(Step(connection, self._catalog, self.clock.now()))
+            except BaseException as error:
+                self._catalog.forget()
+                if isinstance(error, sqlite3.Error):
+                    raise translate(error, self.path) from error
+                raise
 
     def read(self, work: Callable[[Step], T]) -> T:
         """Look at one state of the store, beside whoever writes."""
