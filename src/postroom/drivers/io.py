@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_LONGEST = threading.TIMEOUT_MAX
 _main = threading.main_thread().ident
 
 
@@ -90,7 +91,7 @@ class Bell:
                 wake = next(iter(waiters))
             except (StopIteration, RuntimeError):
                 continue  # somebody came or left just now: look again
-            if self.leave(wake):
+            if waiters.pop(wake, self) is None:  # it was there, and nobody else has called it
                 wake()
                 n -= 1
 
@@ -166,7 +167,7 @@ class _Gate:
     async def wait(self, timeout: float | None) -> bool:
         if timeout is None:
             return self._lock.acquire()
-        return self._lock.acquire(timeout=min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+        return self._lock.acquire(True, timeout if 0.0 <= timeout <= _LONGEST else min(max(timeout, 0.0), _LONGEST))
 
 
 class Inline:
