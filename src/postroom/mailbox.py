@@ -43,7 +43,7 @@ class Message(Held[T, R]):
 
     def acknowledge(self) -> None:
         """Done: the message is removed."""
-        drive(settle.finish(self, Ack(self.receipt_handle)))
+        drive(settle.finish(self, Ack(self._delivery.handle)))
 
     def nack(self, *, visibility_timeout: Seconds = 0) -> None:
         """Failed: to be delivered again after `visibility_timeout`, in its original place."""

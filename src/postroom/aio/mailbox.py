@@ -42,7 +42,7 @@ class AsyncMessage(Held[T, R]):
 
     async def acknowledge(self) -> None:
         """Done: the message is removed."""
-        await settle.finish(self, Ack(self.receipt_handle))
+        await settle.finish(self, Ack(self._delivery.handle))
 
     async def nack(self, *, visibility_timeout: Seconds = 0) -> None:
         """Failed: to be delivered again after `visibility_timeout`, in its original place."""

@@ -103,7 +103,22 @@ class SqliteDriver:
                     self._slow_until = start + _CAUTION  # a cold or busy disk: let a thread wait for it
         return await self.io.call(self._write, work, full)
 
-    async def _glance(self, work: Callable[[Step], T]) -> T:
+    async def _glance(self, queue: str, waiting: Waiting) -> bool:
+        """Whether it is plain at a glance that there is nothing to take. Listens first, then looks."""
+
+        def work(step: Step) -> bool:
+            found = step.catalog.names.get(queue)
+            if found is None or not found.gives or found.rules.auto_delete_on_idle is not None:
+                return False
+            waiting.nothing(step, found, math.inf)
+            if waiting.over:
+                return False
+            if step.rests(found):
+                waiting.wake_by(step.next_due)
+                return True
+            waiting.changed()
+            return False
+
         return self.store.glance(work) if self._on_the_spot(1) else await self.io.call(self.store.glance, work)
 
     def _look(self, name: str, work: Callable[[Step, Queue], T]) -> T:
@@ -323,20 +338,6 @@ class SqliteDriver:
                 waiting.nothing(step, found, due)
             return taken
 
-        def nothing_there(step: Step) -> bool:
-            """Whether it is plain at a glance that there is nothing to take. Listens first, then looks."""
-            found = step.catalog.names.get(queue)
-            if waiting is None or found is None or not found.gives or found.rules.auto_delete_on_idle is not None:
-                return False
-            waiting.nothing(step, found, math.inf)
-            if waiting.over:
-                return False
-            if step.rests(found):
-                waiting.wake_by(step.next_due)
-                return True
-            waiting.changed()
-            return False
-
         # Whoever found nothing last time will likely find nothing now, and must not hold up the sender it waits for.
         glance = waiting is not None and session is None and not settle and not again and queue in self._dry
         full = self._take_full or (bool(settle) and self._send_full and _carries(settle))
@@ -346,7 +347,7 @@ class SqliteDriver:
             while settle or not self._closed.rung:
                 if waiting is not None:
                     waiting.arm()
-                    if glance and first and await self._glance(nothing_there):
+                    if glance and first and await self._glance(queue, waiting):
                         first = False
                         await waiting.sleep()
                         continue

@@ -6,7 +6,8 @@ Knows nothing of what happens to messages; that is `sqlite_step`, which keeps it
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -167,14 +168,17 @@ class Ledger:
         return self.catalog.ids.get(id) or self._read(SQL["find_queue_by_id"], (id,))
 
     def _look_at(self, queue: Queue) -> int:
-        edition, counter, due, expiry = self.run(SQL["look"], (queue.id, queue.id)).fetchone()
+        times = self.run(SQL["look"], (queue.id, queue.id)).fetchone()
         lock = None  # a queue that never had a session never had a lock
         if queue.sessions:
             (lock,) = self.run(SQL["first_lock"], (queue.id,)).fetchone()
-        return self._note(queue, edition, counter, due, expiry, lock)
+        return self._note(queue, times, lock)
 
-    def _note(self, queue: Queue, edition: int, counter: int, due: object, expiry: object, lock: float | None) -> int:
+    def _note(self, queue: Queue, times: Sequence[Any], lock: float | None) -> int:
         """When time changes something here next; the edition."""
+        edition: int
+        counter: int
+        edition, counter, due, expiry = times
         self._timed = queue.id
         if counter > self.counter:
             self.counter = counter
@@ -188,8 +192,8 @@ class Ledger:
     def rests(self, queue: Queue) -> bool:
         """Whether nothing is ready, nothing is due, and the queue is what we remember; asked in one statement."""
         id = queue.id
-        *times, ready = self.run(SQL["glance"], (id, id, id, id)).fetchone()
-        return self._note(queue, *times) == self.catalog.edition and not ready and not self.time_has_work
+        *times, lock, ready = self.run(SQL["glance"], (id, id, id, id)).fetchone()
+        return self._note(queue, times, lock) == self.catalog.edition and not ready and not self.time_has_work
 
     def time(self, queue: Queue) -> None:
         """Find out when time changes something at this queue, unless that was done."""
