@@ -63,7 +63,7 @@ class SqliteDriver:
         self.io = io
         self._sync = io.flavour == "sync"  # the caller's own thread carries out every step
         self.capabilities = capabilities(settings)
-        self.store = Store(settings)
+        self.store = Store(settings, self._drop)
         self.place = f"{self.store.path} {settings.namespace}"
         self._send_full = settings.durability != "relaxed"  # sends, and whatever else must outlive a power cut
         self._take_full = settings.durability == "strict"  # what may be undone, as it can only cause a redelivery
@@ -75,15 +75,6 @@ class SqliteDriver:
         return self.store.now()
 
     # --- steps -------------------------------------------------------------------------------------------------
-
-    def _write(self, work: Callable[[Step], T], full: bool) -> T:
-        try:
-            return self.store.write(work, full)
-        except Idle as idle:
-            self._drop(idle.queue)
-            raise QueueNotFoundError(
-                f"{idle.queue.name}: the queue was deleted after it had been idle for its limit"
-            ) from None
 
     def _on_the_spot(self, size: int) -> bool:
         """Whether an event loop may carry out a step on so many messages itself: handing it to a thread and back takes
@@ -101,7 +92,7 @@ class SqliteDriver:
             finally:
                 if monotonic() - start > _BRIEF:
                     self._slow_until = start + _CAUTION  # a cold or busy disk: let a thread wait for it
-        return await self.io.call(self._write, work, full)
+        return await self.io.call(self.store.write, work, full)
 
     async def _glance(self, queue: str, waiting: Waiting) -> bool:
         """Whether it is plain at a glance that there is nothing to take. Listens first, then looks."""
@@ -137,7 +128,7 @@ class SqliteDriver:
         found = self.store.read(look)
         if found is not None:
             return found[0]
-        self._write(lambda step: step.tidy(step.queue(name)), self._take_full)
+        self.store.write(lambda step: step.tidy(step.queue(name)), self._take_full)
         return self.store.read(look_again)
 
     def _wait(self, kind: Literal["claims", "sessions", "room"], seconds: float, stop: Bell | None) -> Waiting:
@@ -157,9 +148,9 @@ class SqliteDriver:
         if rules is None and await self.io.call(self.store.read, is_there):
             return False
         try:
-            return await self.io.call(self._write, work, self._send_full)
+            return await self.io.call(self.store.write, work, self._send_full)
         except QueueNotFoundError:
-            return await self.io.call(self._write, work, self._send_full)  # it had been idle too long: made anew
+            return await self.io.call(self.store.write, work, self._send_full)  # it had been idle too long: made anew
 
     async def drop(self, queue: str, *, only_empty: bool = False) -> int | None:
         def empty(step: Step) -> tuple[Queue, int | None]:
@@ -173,7 +164,7 @@ class SqliteDriver:
             admin.drop(step, found)
             return found, 0
 
-        found, left = await self.io.call(self._write, empty, self._send_full)
+        found, left = await self.io.call(self.store.write, empty, self._send_full)
         if left is None or only_empty:
             return left
         return await self.io.call(self._drop, found)
@@ -207,7 +198,7 @@ class SqliteDriver:
         def work() -> list[str]:
             for name in self.store.read(admin.short_lived):
                 try:
-                    self._write(lambda step, name=name: step.queue_unless_idle(name), False)  # type: ignore[misc]
+                    self.store.write(lambda step, name=name: step.queue_unless_idle(name), False)  # type: ignore[misc]
                 except QueueNotFoundError:
                     pass  # it had been idle for too long, and is deleted now
             return self.store.read(admin.names)
@@ -225,16 +216,16 @@ class SqliteDriver:
             found = step.queue(queue)
             admin.define(step, found, found.rules, status)
 
-        await self.io.call(self._write, work, self._send_full)
+        await self.io.call(self.store.write, work, self._send_full)
 
     async def peek(self, queue: str, n: int, *, after: int = 0) -> list[Delivery]:
         return await self.io.call(self._look, queue, lambda step, found: admin.peek(step, found, n, after))
 
     async def purge(self, queue: str) -> int:
         def work() -> int:
-            found = self._write(lambda step: step.queue(queue), False)
+            found = self.store.write(lambda step: step.queue(queue), False)
             removed = self._empty(found)
-            self._write(lambda step: admin.purge_rest(step, found), self._send_full)
+            self.store.write(lambda step: admin.purge_rest(step, found), self._send_full)
             return removed
 
         return await self.io.call(work)
@@ -243,7 +234,7 @@ class SqliteDriver:
         def work(step: Step) -> list[Outcome]:
             return admin.redrive(step, step.queue(queue), seqs, target)
 
-        return await self.io.call(self._write, work, self._send_full)
+        return await self.io.call(self.store.write, work, self._send_full)
 
     # --- in ----------------------------------------------------------------------------------------------------
 
@@ -252,7 +243,7 @@ class SqliteDriver:
             return putting.put(step, step.queue(queue), batch)
 
         full = self._send_full
-        results = self._write(work, full) if self._sync else await self.io.call(self._write, work, full)
+        results = self.store.write(work, full) if self._sync else await self.io.call(self.store.write, work, full)
         if Refused not in map(type, results) or not any(map(putting.waits, results)):
             return results
         return await self._put_rest(queue, batch, results, stop)
@@ -277,7 +268,7 @@ class SqliteDriver:
         try:
             while left and not waiting.over:
                 waiting.arm()
-                for i, result in zip(left, await self.io.call(self._write, work, self._send_full), strict=True):
+                for i, result in zip(left, await self.io.call(self.store.write, work, self._send_full), strict=True):
                     results[i] = result
                 left = [i for i in left if putting.waits(results[i])]
                 if left and not waiting.over:
@@ -352,12 +343,12 @@ class SqliteDriver:
                         await waiting.sleep()
                         continue
                 if self._sync:
-                    taken = self._write(work, full)
+                    taken = self.store.write(work, full)
                 else:
                     taken = await self._brief(work, full, n + len(settle))
                 settle, full = (), self._take_full
                 buried, expired = buried + taken.buried, expired + taken.expired
-                if first and not more:
+                if first and waiting is not None and not more:
                     first = False
                     (self._dry.discard if taken.deliveries else self._dry.add)(queue)
                 if not taken.deliveries:
@@ -394,7 +385,7 @@ class SqliteDriver:
             return settle_all(step, step.queue(queue), batch, putting.put_reply)
 
         full = self._take_full or (self._send_full and _carries(batch))
-        return self._write(work, full) if self._sync else await self._brief(work, full, len(batch))
+        return self.store.write(work, full) if self._sync else await self._brief(work, full, len(batch))
 
     async def abandon(self, queue: str, claim_id: str) -> None:
         site = self.store.site
@@ -409,9 +400,10 @@ class SqliteDriver:
         # The fence stands before the step begins: a claim with this id either was committed before, and then the step
         # finds what it took, or comes after, and then it sees the fence.
         site.fence(claim_id, self.now())
-        await (
-            self.io.call(self._write, work, self._take_full) if self._sync else self._brief(work, self._take_full, 1)
-        )
+        if self._sync:
+            self.store.write(work, self._take_full)
+        else:
+            await self._brief(work, self._take_full, 1)
 
     # --- sessions ----------------------------------------------------------------------------------------------
 
@@ -434,7 +426,7 @@ class SqliteDriver:
         try:
             while not self._closed.rung:
                 waiting.arm()
-                lock = await self.io.call(self._write, work, self._take_full)
+                lock = await self.io.call(self.store.write, work, self._take_full)
                 if lock is not None or waiting.over:
                     return lock
                 await waiting.sleep()
@@ -446,13 +438,13 @@ class SqliteDriver:
         def work(step: Step) -> SessionLock | None:
             return sessions.renew(step, step.queue(queue), lock, lease)
 
-        return await self.io.call(self._write, work, self._take_full)
+        return await self.io.call(self.store.write, work, self._take_full)
 
     async def unlock(self, queue: str, lock: SessionLock) -> bool:
         def work(step: Step) -> bool:
             return sessions.unlock(step, step.queue(queue), lock)
 
-        return await self.io.call(self._write, work, self._take_full)
+        return await self.io.call(self.store.write, work, self._take_full)
 
     async def get_state(self, queue: str, session: str) -> SessionState:
         def work(step: Step) -> SessionState:
@@ -466,7 +458,7 @@ class SqliteDriver:
         def work(step: Step) -> SessionState | None:
             return sessions.set_state(step, step.queue(queue), lock, value, version)
 
-        return await self.io.call(self._write, work, self._send_full)
+        return await self.io.call(self.store.write, work, self._send_full)
 
     async def close(self) -> None:
         self._closed.ring_for_good()

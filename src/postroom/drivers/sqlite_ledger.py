@@ -65,7 +65,7 @@ class News(msgspec.Struct):
     chain: int = 0  # a queue where a claim took all it wanted: there may be more, so the next who waits should look
 
 
-class Idle(Exception):  # not an error: the driver deletes the queue and says that it is gone
+class Idle(Exception):  # not an error: the store deletes the queue and says that it is gone
     """A queue was left alone for as long as its definition allows."""
 
     def __init__(self, queue: Queue) -> None:
@@ -103,7 +103,9 @@ class Ledger:
 
     def queue(self, name: str, *, timely: bool = False) -> Queue:
         """The queue, its rules as they are now. An idle queue that is due for deletion is deleted here."""
-        found = self.look(name, timely=timely)
+        found = self.catalog.names.get(name) if timely else None
+        if found is None or self._look_at(found) != self.catalog.edition:
+            found = self.look(name, timely=timely)
         if found is None:
             raise QueueNotFoundError(f"{name}: no such queue; create_queue() makes one, and so does opening a mailbox")
         if found.rules.auto_delete_on_idle is not None:

@@ -13,11 +13,11 @@ from typing import TypeVar
 from postroom.drivers.clock import Clock
 from postroom.drivers.sqlite_clock import StoreClock
 from postroom.drivers.sqlite_file import connect, failed_to_sync, identity, is_busy, prepare, translate, unsure
-from postroom.drivers.sqlite_ledger import Catalog
+from postroom.drivers.sqlite_ledger import Catalog, Idle, Queue
 from postroom.drivers.sqlite_settings import Settings
 from postroom.drivers.sqlite_site import Site, enter, leave
 from postroom.drivers.sqlite_step import Step
-from postroom.errors import MailboxConnectionError
+from postroom.errors import MailboxConnectionError, QueueNotFoundError
 
 T = TypeVar("T")
 
@@ -50,10 +50,12 @@ class WouldBlock(Exception):  # not an error: the caller goes another way
 class Store:
     """One driver's use of a file. Opens it at once, so that a wrong path fails when connecting."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, drop: Callable[[Queue], object]) -> None:
+        """`drop` deletes a queue that was left alone for too long, with all that is in it."""
         # As SQLite does: the log, the bells and the fold lock belong beside the file itself, whatever link led to it.
         self.path = os.path.realpath(settings.path)
         self.settings = settings
+        self._drop = drop
         self._clock: Clock | None = settings.clock
         self._closed = False
         self._open()
@@ -125,14 +127,20 @@ class Store:
         if self._family is not _family:
             self._after_fork()
         site = self.site
-        with site.lock:
-            connection = self._ready(full)
-            try:
-                result, step = self._step(connection, work)
-            except sqlite3.Error as error:
-                result, step = self._persist(connection, work, error)
-            if step.written and site.checkpointer is not None:
-                site.checkpointer.wrote(step.written)
+        try:
+            with site.lock:
+                connection = self._ready(full)
+                try:
+                    result, step = self._step(connection, work)
+                except sqlite3.Error as error:
+                    result, step = self._persist(connection, work, error)
+                if step.written and site.checkpointer is not None:
+                    site.checkpointer.wrote(step.written)
+        except Idle as idle:
+            self._drop(idle.queue)
+            raise QueueNotFoundError(
+                f"{idle.queue.name}: the queue was deleted after it had been idle for its limit"
+            ) from None
         if step.told is not None or step.lapse is not None:
             site.publish(step)
         return result
