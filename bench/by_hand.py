@@ -18,8 +18,7 @@ import msgspec
 
 from postroom.drivers.sqlite_file import SQL, connect
 
-READY, FLIGHT = 1, 2
-MANY = 4  # from here on the driver acknowledges in one statement
+MANY = 4  # from here on the driver lends and acknowledges in one statement
 
 
 class ByHand:
@@ -44,7 +43,7 @@ class ByHand:
         self._run("BEGIN IMMEDIATE")
         if read is None:
             return 0
-        _, counter, *_ = self._run(SQL[read], (self._queue,) * 3 if read == "look" else ()).fetchone()
+        _, counter, *_ = self._run(SQL[read], (self._queue,) * 2 if read == "look" else ()).fetchone()
         return int(counter)
 
     def _end(self, messages: int, size: int, counter: int | None, now: float) -> None:
@@ -56,35 +55,35 @@ class ByHand:
 
     def _row(self, seq: int, body: bytes, now: float) -> tuple[Any, ...]:
         id = f"{self._prefix}-{next(self._ids):x}"
-        # fmt: off
-        return (seq, self._queue, READY, 10, None, now, now, None, None, None, len(body), id, None, body, None)
-        # fmt: on
+        return seq, self._queue, 10, now, now, len(body), id, body
 
     def send(self, body: Any) -> str:
         data = self._encode(body)
         counter, now = self._begin(True, "edition") + 1, time.time()
         row = self._row(counter, data, now)
-        self._run(SQL["put"], row)
+        self._run(SQL["put_plain"], row)
         self._end(1, len(data), counter, now)
-        return str(row[11])
+        return str(row[6])
 
     def send_many(self, bodies: Sequence[Any], *, synced: bool = True) -> list[str]:
         encoded = [self._encode(body) for body in bodies]
         counter, now = self._begin(synced, "edition"), time.time()
         rows = [self._row(counter + i, data, now) for i, data in enumerate(encoded, 1)]
-        self._run_many(SQL["put"], rows)
+        self._run_many(SQL["put_plain"], rows)
         self._end(len(rows), sum(map(len, encoded)), counter + len(rows), now)
-        return [row[11] for row in rows]
+        return [row[6] for row in rows]
 
     def receive(self, n: int = 1, lease: float = 30.0) -> list[tuple[int, str, Any]]:
         """(seq, claim_id, body) of up to `n` messages."""
         claim_id = os.urandom(16).hex()
         token, now = self._begin(False, "look") + 1, time.time()
         rows = self._run(SQL["ready"], (self._queue, n)).fetchall()
-        if len(rows) == 1:
-            self._run(SQL["lend"], (now + lease, claim_id, token, now, rows[0][0]))
+        if len(rows) < MANY:
+            for row in rows:
+                self._run(SQL["lend"], (now + lease, claim_id, token, now, row[0]))
         else:
-            self._run_many(SQL["lend"], [(now + lease, claim_id, token, now, row[0]) for row in rows])
+            seqs = f"[{','.join([str(row[0]) for row in rows])}]"
+            self._run(SQL["lend_many"], (now + lease, claim_id, token, now, seqs))
         self._end(0, 0, token, now)
         decode = self._decode
         return [(row[0], claim_id, decode(row[15])) for row in rows]

@@ -43,7 +43,7 @@ class Message(Held[T, R]):
 
     def acknowledge(self) -> None:
         """Done: the message is removed."""
-        drive(settle.finish(self, Ack(self.receipt_handle)))
+        drive(settle.finish(self, Ack(self._delivery.handle)))
 
     def nack(self, *, visibility_timeout: Seconds = 0) -> None:
         """Failed: to be delivered again after `visibility_timeout`, in its original place."""
@@ -114,12 +114,11 @@ class Mailbox(Generic[T, R]):
         id: str | None = None,
     ) -> str:
         """Store a message, as durably as the store promises, and return its id; of a duplicate, the first one's."""
-        return drive(
-            send.send(
-                self._box, body, reply_to, delay_seconds, attributes, correlation_id, session_id, dedup_id, ttl,
-                priority, content_type, id,
-            )
+        options = send.chosen(
+            self._box.link, reply_to, delay_seconds, attributes, correlation_id, session_id, dedup_id, ttl, priority,
+            content_type,
         )  # fmt: skip
+        return drive(send.send(self._box, body, options, id))
 
     def send_many(
         self,
@@ -137,7 +136,7 @@ class Mailbox(Generic[T, R]):
         id: str | None = None,
     ) -> list[SendResult]:
         """Store any number of messages; a result each, aligned. A refused one does not hold up the others."""
-        options = send.Options(
+        options = send.chosen(
             self._box.link, reply_to, delay_seconds, attributes, correlation_id, session_id, dedup_id, ttl, priority,
             content_type,
         )  # fmt: skip

@@ -15,7 +15,7 @@ from postroom.testing.clock import ManualClock
 
 # What may read more than it returns, none of it on the way of a message: `peek_*` and the oldest of a full queue look
 # at the entries of one index that belong to the queue; the others walk a list that we made ourselves.
-ALLOWED = {"acknowledge_many": "SCAN json_each", "priorities": "SCAN p"}
+ALLOWED = {"acknowledge_many": "SCAN json_each", "lend_many": "SCAN json_each", "priorities": "SCAN p"}
 NO_TABLE = "SCAN CONSTANT ROW"
 SORTS = {"held_by", "peek_due", "peek_blocked"}
 

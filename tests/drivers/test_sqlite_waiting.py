@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -34,6 +35,12 @@ drive(driver.close())
 
 def take(driver, *, wait: float, claim_id: str, **more):
     return drive(driver.claim("orders", 1, lease=30, wait=wait, claim_id=claim_id, **more)).deliveries
+
+
+def deaf(doorbell) -> None:
+    """Takes a ring from the socket and tells nobody. Two may be woken by one and the same."""
+    with contextlib.suppress(BlockingIOError):
+        doorbell._socket.recv(2048)
 
 
 class Sender:
@@ -83,7 +90,7 @@ def test_a_delay_of_another_process_is_over_on_time(shop, patient):
 def test_a_lost_ring_costs_a_poll_and_no_message(shop, opened, monkeypatch):
     driver = opened(safety_poll=0.25)
     drive(driver.ensure("orders"))
-    monkeypatch.setattr("postroom.drivers.sqlite_doorbell.Doorbell._hear", lambda self: self._socket.recv(2048))
+    monkeypatch.setattr("postroom.drivers.sqlite_doorbell.Doorbell._hear", deaf)
     with Sender(shop) as sender:
         threading.Timer(0.1, sender.send).start()
         assert take(driver, wait=20, claim_id="a")
@@ -96,7 +103,7 @@ def test_the_rings_of_a_busy_queue_do_not_put_off_that_poll(shop, opened, monkey
     drive(driver.ensure("orders"))
     drive(driver.ensure("quiet"))
     take(driver, wait=0.01, claim_id="warm")
-    monkeypatch.setattr("postroom.drivers.sqlite_doorbell.Doorbell._hear", lambda self: self._socket.recv(2048))
+    monkeypatch.setattr("postroom.drivers.sqlite_doorbell.Doorbell._hear", deaf)
     [bell] = shop.with_name("shop.db-bells").iterdir()
     stranger = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     done = threading.Event()

@@ -42,7 +42,7 @@ class AsyncMessage(Held[T, R]):
 
     async def acknowledge(self) -> None:
         """Done: the message is removed."""
-        await settle.finish(self, Ack(self.receipt_handle))
+        await settle.finish(self, Ack(self._delivery.handle))
 
     async def nack(self, *, visibility_timeout: Seconds = 0) -> None:
         """Failed: to be delivered again after `visibility_timeout`, in its original place."""
@@ -112,10 +112,11 @@ class AsyncMailbox(Generic[T, R]):
         id: str | None = None,
     ) -> str:
         """Store a message, as durably as the store promises, and return its id; of a duplicate, the first one's."""
-        return await send.send(
-            self._box, body, reply_to, delay_seconds, attributes, correlation_id, session_id, dedup_id, ttl, priority,
-            content_type, id,
+        options = send.chosen(
+            self._box.link, reply_to, delay_seconds, attributes, correlation_id, session_id, dedup_id, ttl, priority,
+            content_type,
         )  # fmt: skip
+        return await send.send(self._box, body, options, id)
 
     async def send_many(
         self,
@@ -133,7 +134,7 @@ class AsyncMailbox(Generic[T, R]):
         id: str | None = None,
     ) -> list[SendResult]:
         """Store any number of messages; a result each, aligned. A refused one does not hold up the others."""
-        options = send.Options(
+        options = send.chosen(
             self._box.link, reply_to, delay_seconds, attributes, correlation_id, session_id, dedup_id, ttl, priority,
             content_type,
         )  # fmt: skip

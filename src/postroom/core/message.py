@@ -285,7 +285,6 @@ def unpack_head(
     id: str,
     body: bytes,
     head: bytes | None,
-    *,
     session_id: str | None = None,
     priority: int = 10,
     size: int = 0,
@@ -299,7 +298,7 @@ def unpack_head(
             str(id), raw, session_id=session_id, size=size, fault="the stored row has columns of other types"
         )
     if head is None:
-        return Envelope(id, body, session_id=session_id, priority=priority, size=size, ttl=ttl)
+        return Envelope(id, body, JSON, None, None, None, session_id, None, ttl, 0.0, priority, size)
     try:
         kept = _decode_head(head)
         fault = None if kept.version == HEAD_VERSION else f"envelope version {kept.version} is newer than this library"

@@ -33,4 +33,5 @@ class SystemClock:
         self.now: Callable[[], float] = lambda: monotonic() + offset  # half the cost of a method, three times a message
 
     def patience(self, until: float) -> float | None:
-        return max(0.0, until - self.now())
+        left = until - self.now()
+        return left if left > 0.0 else 0.0

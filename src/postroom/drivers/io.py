@@ -12,6 +12,7 @@ It says only "look": what is there is decided by the store. A lost ring costs a 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -25,6 +26,18 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_LONGEST = threading.TIMEOUT_MAX
+_main = threading.main_thread().ident
+
+
+def _after_fork() -> None:
+    global _main
+    _main = threading.get_ident()  # the thread that forked is the child's only one
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def drive(coro: Coroutine[Any, Any, T]) -> T:
@@ -78,7 +91,7 @@ class Bell:
                 wake = next(iter(waiters))
             except (StopIteration, RuntimeError):
                 continue  # somebody came or left just now: look again
-            if self.leave(wake):
+            if waiters.pop(wake, self) is None:  # it was there, and nobody else has called it
                 wake()
                 n -= 1
 
@@ -154,7 +167,7 @@ class _Gate:
     async def wait(self, timeout: float | None) -> bool:
         if timeout is None:
             return self._lock.acquire()
-        return self._lock.acquire(timeout=min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+        return self._lock.acquire(True, timeout if 0.0 <= timeout <= _LONGEST else min(max(timeout, 0.0), _LONGEST))
 
 
 class Inline:
@@ -175,7 +188,7 @@ class Inline:
         return _Gate()
 
     def interruptible(self) -> bool:
-        return threading.current_thread() is threading.main_thread()
+        return threading.get_ident() == _main
 
     async def let_others_run(self) -> None:
         time.sleep(0)  # noqa: ASYNC251  # no loop runs here: it lets go of the interpreter

@@ -300,23 +300,25 @@ class MemoryDriver:
     async def _wait(self, queue: Queue, bell: Bell, waiter: Waiter, until: float, stop: Bell | None) -> None:
         """Until `bell` or another one rings, or it is time. The caller listens to `bell` from under the lock already,
         so nothing that happens in between is missed. Who gives us a `stop` rings it when closing, too."""
-        clock = self.store.clock
-        others = [other for other in (clock.moved, stop if stop is not None else self._closed) if other is not None]
-        for other in others:
-            other.listen(waiter.wake)
+        clock, wake, end = self.store.clock, waiter.wake, self._closed if stop is None else stop
+        end.listen(wake)
+        if clock.moved is not None:
+            clock.moved.listen(wake)
         served = False
         try:
             await waiter.wait(clock.patience(until))
             served = True
         finally:
-            for other in others:
-                other.leave(waiter.wake)
-            if not bell.leave(waiter.wake) and not served:
+            end.leave(wake)
+            if clock.moved is not None:
+                clock.moved.leave(wake)
+            if not bell.leave(wake) and not served:
                 bell.ring(1)  # we were called and cannot come: the next in line must look
             if until <= queue.alarm:
                 # We were the one who would wake when something is due. Whoever waits next takes that over.
                 queue.alarm = math.inf
-                queue.bell.ring(1)
+                if queue.bell.waiters:
+                    queue.bell.ring(1)
 
     # --- settling ----------------------------------------------------------------------------------------------
 
@@ -447,7 +449,8 @@ def _listen(queue: Queue, session: SessionClaim | None, waiter: Waiter, until: f
     """Listen for what this claim wants: those who want one session must not swallow the rings of the others."""
     if session is None:
         bell = queue.bell
-        queue.alarm = min(queue.alarm, until)
+        if until < queue.alarm:
+            queue.alarm = until
     else:
         for id in [id for id, other in queue.session_bells.items() if not other.waiters]:
             del queue.session_bells[id]

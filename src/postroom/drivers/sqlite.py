@@ -61,8 +61,9 @@ class SqliteDriver:
 
     def __init__(self, settings: Settings, io: Io) -> None:
         self.io = io
+        self._sync = io.flavour == "sync"  # the caller's own thread carries out every step
         self.capabilities = capabilities(settings)
-        self.store = Store(settings)
+        self.store = Store(settings, self._drop)
         self.place = f"{self.store.path} {settings.namespace}"
         self._send_full = settings.durability != "relaxed"  # sends, and whatever else must outlive a power cut
         self._take_full = settings.durability == "strict"  # what may be undone, as it can only cause a redelivery
@@ -78,24 +79,10 @@ class SqliteDriver:
 
     # --- steps -------------------------------------------------------------------------------------------------
 
-    def _write(self, work: Callable[[Step], T], full: bool) -> T:
-        try:
-            return self.store.write(work, full)
-        except Idle as idle:
-            self._drop(idle.queue)
-            raise QueueNotFoundError(
-                f"{idle.queue.name}: the queue was deleted after it had been idle for its limit"
-            ) from None
-
     def _on_the_spot(self, size: int) -> bool:
         """Whether an event loop may carry out a step on so many messages itself: handing it to a thread and back takes
         as long as the step."""
-        return (
-            self.io.flavour == "async"
-            and size <= _FEW
-            and not self.store.site.lock.locked()
-            and monotonic() >= self._slow_until
-        )
+        return not self._sync and size <= _FEW and not self.store.site.lock.locked() and monotonic() >= self._slow_until
 
     async def _brief(self, work: Callable[[Step], T], full: bool, size: int) -> T:
         """A step that is short unless it is synced or somebody else is writing."""
@@ -108,9 +95,24 @@ class SqliteDriver:
             finally:
                 if monotonic() - start > _BRIEF:
                     self._slow_until = start + _CAUTION  # a cold or busy disk: let a thread wait for it
-        return await self.io.call(self._write, work, full)
+        return await self.io.call(self.store.write, work, full)
 
-    async def _glance(self, work: Callable[[Step], T]) -> T:
+    async def _glance(self, queue: str, waiting: Waiting) -> bool:
+        """Whether it is plain at a glance that there is nothing to take. Listens first, then looks."""
+
+        def work(step: Step) -> bool:
+            found = step.catalog.names.get(queue)
+            if found is None or not found.gives or found.rules.auto_delete_on_idle is not None:
+                return False
+            waiting.nothing(step, found, math.inf)
+            if waiting.over:
+                return False
+            if step.rests(found):
+                waiting.wake_by(step.next_due)
+                return True
+            waiting.changed()
+            return False
+
         return self.store.glance(work) if self._on_the_spot(1) else await self.io.call(self.store.glance, work)
 
     def _look(self, name: str, work: Callable[[Step, Queue], T]) -> T:
@@ -129,7 +131,7 @@ class SqliteDriver:
         found = self.store.read(look)
         if found is not None:
             return found[0]
-        self._write(lambda step: step.tidy(step.queue(name)), self._take_full)
+        self.store.write(lambda step: step.tidy(step.queue(name)), self._take_full)
         return self.store.read(look_again)
 
     def _wait(self, kind: Literal["claims", "sessions", "room"], seconds: float, stop: Bell | None) -> Waiting:
@@ -149,9 +151,9 @@ class SqliteDriver:
         if rules is None and await self.io.call(self.store.read, is_there):
             return False
         try:
-            return await self.io.call(self._write, work, self._send_full)
+            return await self.io.call(self.store.write, work, self._send_full)
         except QueueNotFoundError:
-            return await self.io.call(self._write, work, self._send_full)  # it had been idle too long: made anew
+            return await self.io.call(self.store.write, work, self._send_full)  # it had been idle too long: made anew
 
     async def drop(self, queue: str, *, only_empty: bool = False) -> int | None:
         def empty(step: Step) -> tuple[Queue, int | None]:
@@ -165,7 +167,7 @@ class SqliteDriver:
             admin.drop(step, found)
             return found, 0
 
-        found, left = await self.io.call(self._write, empty, self._send_full)
+        found, left = await self.io.call(self.store.write, empty, self._send_full)
         if left is None or only_empty:
             return left
         return await self.io.call(self._drop, found)
@@ -199,7 +201,7 @@ class SqliteDriver:
         def work() -> list[str]:
             for name in self.store.read(admin.short_lived):
                 try:
-                    self._write(lambda step, name=name: step.queue_unless_idle(name), False)  # type: ignore[misc]
+                    self.store.write(lambda step, name=name: step.queue_unless_idle(name), False)  # type: ignore[misc]
                 except QueueNotFoundError:
                     pass  # it had been idle for too long, and is deleted now
             return self.store.read(admin.names)
@@ -217,16 +219,16 @@ class SqliteDriver:
             found = step.queue(queue)
             admin.define(step, found, found.rules, status)
 
-        await self.io.call(self._write, work, self._send_full)
+        await self.io.call(self.store.write, work, self._send_full)
 
     async def peek(self, queue: str, n: int, *, after: int = 0) -> list[Delivery]:
         return await self.io.call(self._look, queue, lambda step, found: admin.peek(step, found, n, after))
 
     async def purge(self, queue: str) -> int:
         def work() -> int:
-            found = self._write(lambda step: step.queue(queue), False)
+            found = self.store.write(lambda step: step.queue(queue), False)
             removed = self._empty(found)
-            self._write(lambda step: admin.purge_rest(step, found), self._send_full)
+            self.store.write(lambda step: admin.purge_rest(step, found), self._send_full)
             return removed
 
         return await self.io.call(work)
@@ -235,7 +237,7 @@ class SqliteDriver:
         def work(step: Step) -> list[Outcome]:
             return admin.redrive(step, step.queue(queue), seqs, target)
 
-        return await self.io.call(self._write, work, self._send_full)
+        return await self.io.call(self.store.write, work, self._send_full)
 
     # --- in ----------------------------------------------------------------------------------------------------
 
@@ -243,7 +245,8 @@ class SqliteDriver:
         def work(step: Step) -> list[Put]:
             return putting.put(step, step.queue(queue), batch)
 
-        results = await self.io.call(self._write, work, self._send_full)
+        full = self._send_full
+        results = self.store.write(work, full) if self._sync else await self.io.call(self.store.write, work, full)
         if Refused not in map(type, results) or not any(map(putting.waits, results)):
             return results
         return await self._put_rest(queue, batch, results, stop)
@@ -268,7 +271,7 @@ class SqliteDriver:
         try:
             while left and not waiting.over:
                 waiting.arm()
-                for i, result in zip(left, await self.io.call(self._write, work, self._send_full), strict=True):
+                for i, result in zip(left, await self.io.call(self.store.write, work, self._send_full), strict=True):
                     results[i] = result
                 left = [i for i in left if putting.waits(results[i])]
                 if left and not waiting.over:
@@ -329,24 +332,6 @@ class SqliteDriver:
                 waiting.nothing(step, found, due)
             return taken
 
-        def nothing_there(step: Step) -> bool:
-            """Whether it is plain at a glance that there is nothing to take. Listens first, then looks."""
-            found = step.catalog.names.get(queue)
-            if waiting is None or found is None or not found.gives or found.rules.auto_delete_on_idle is not None:
-                return False
-            waiting.nothing(step, found, math.inf)
-            if waiting.over:
-                return False
-            if (
-                step.look(queue, timely=True) is found
-                and not step.time_has_work
-                and not claiming.any_ready(step, found)
-            ):
-                waiting.wake_by(step.next_due)
-                return True
-            waiting.changed()
-            return False
-
         # Whoever found nothing last time will likely find nothing now, and must not hold up the sender it waits for.
         glance = waiting is not None and session is None and not settle and not again and queue in self._dry
         full = self._take_full or (bool(settle) and self._send_full and _carries(settle))
@@ -356,14 +341,17 @@ class SqliteDriver:
             while settle or not self._closed.rung:
                 if waiting is not None:
                     waiting.arm()
-                    if glance and first and await self._glance(nothing_there):
+                    if glance and first and await self._glance(queue, waiting):
                         first = False
                         await waiting.sleep()
                         continue
-                taken = await self._brief(work, full, n + len(settle))
+                if self._sync:
+                    taken = self.store.write(work, full)
+                else:
+                    taken = await self._brief(work, full, n + len(settle))
                 settle, full = (), self._take_full
                 buried, expired = buried + taken.buried, expired + taken.expired
-                if first and not more:
+                if first and waiting is not None and not more:
                     first = False
                     (self._dry.discard if taken.deliveries else self._dry.add)(queue)
                 if not taken.deliveries:
@@ -386,8 +374,7 @@ class SqliteDriver:
 
     def _claimed(self, step: Step, queue: Queue, taken: int, wanted: int) -> None:
         """What was promoted or shown on the way and is taken already is no news to others."""
-        ready = step.news.ready
-        if queue.id in ready:
+        if step.told is not None and queue.id in (ready := step.told.ready):
             ready[queue.id] = max(0, ready[queue.id] - taken)
         if taken == wanted and self.store.site.posts:
             step.news.chain = queue.id
@@ -400,7 +387,8 @@ class SqliteDriver:
                     return done
             return settle_all(step, step.queue(queue), batch, putting.put_reply)
 
-        return await self._brief(work, self._take_full or (self._send_full and _carries(batch)), len(batch))
+        full = self._take_full or (self._send_full and _carries(batch))
+        return self.store.write(work, full) if self._sync else await self._brief(work, full, len(batch))
 
     async def abandon(self, queue: str, claim_id: str) -> None:
         site = self.store.site
@@ -415,7 +403,10 @@ class SqliteDriver:
         # The fence stands before the step begins: a claim with this id either was committed before, and then the step
         # finds what it took, or comes after, and then it sees the fence.
         site.fence(claim_id, self.now())
-        await self._brief(work, self._take_full, 1)
+        if self._sync:
+            self.store.write(work, self._take_full)
+        else:
+            await self._brief(work, self._take_full, 1)
 
     # --- sessions ----------------------------------------------------------------------------------------------
 
@@ -438,7 +429,7 @@ class SqliteDriver:
         try:
             while not self._closed.rung:
                 waiting.arm()
-                lock = await self.io.call(self._write, work, self._take_full)
+                lock = await self.io.call(self.store.write, work, self._take_full)
                 if lock is not None or waiting.over:
                     return lock
                 await waiting.sleep()
@@ -450,13 +441,13 @@ class SqliteDriver:
         def work(step: Step) -> SessionLock | None:
             return sessions.renew(step, step.queue(queue), lock, lease)
 
-        return await self.io.call(self._write, work, self._take_full)
+        return await self.io.call(self.store.write, work, self._take_full)
 
     async def unlock(self, queue: str, lock: SessionLock) -> bool:
         def work(step: Step) -> bool:
             return sessions.unlock(step, step.queue(queue), lock)
 
-        return await self.io.call(self._write, work, self._take_full)
+        return await self.io.call(self.store.write, work, self._take_full)
 
     async def get_state(self, queue: str, session: str) -> SessionState:
         def work(step: Step) -> SessionState:
@@ -470,7 +461,7 @@ class SqliteDriver:
         def work(step: Step) -> SessionState | None:
             return sessions.set_state(step, step.queue(queue), lock, value, version)
 
-        return await self.io.call(self._write, work, self._send_full)
+        return await self.io.call(self.store.write, work, self._send_full)
 
     async def close(self) -> None:
         self._closed.ring_for_good()
@@ -483,4 +474,7 @@ _NOTHING = Claimed()
 
 def _carries(batch: Sequence[Verdict]) -> bool:
     """Whether an acknowledge in it carries messages, which must be as durable as any send."""
-    return any(type(verdict) is Ack and verdict.puts for verdict in batch)
+    for verdict in batch:  # noqa: SIM110  # `any` would make a generator each time
+        if type(verdict) is Ack and verdict.puts:
+            return True
+    return False

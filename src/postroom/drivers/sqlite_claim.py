@@ -9,7 +9,7 @@ from postroom.core.message import Claimed, Delivery, SessionClaim, make_handle, 
 from postroom.drivers.api import TIDY
 from postroom.drivers.sqlite_file import SQL
 from postroom.drivers.sqlite_ledger import Queue
-from postroom.drivers.sqlite_step import BLOCKED, FLIGHT, READY, Row, Step
+from postroom.drivers.sqlite_step import BLOCKED, FLIGHT, MANY, READY, Row, Step
 from postroom.errors import ReceiptHandleExpiredError, UnsupportedError
 
 _LAST = (1 << 63) - 1
@@ -32,28 +32,42 @@ def claim(
     if step.next_due <= now or step.next_expiry <= now:
         buried, expired = step.tidy(queue, limit)
     until = now + (queue.rules.lease if lease is None else lease)
-    taking = _Taking(step, queue, n, limit)
-    if session is not None:
-        until = _take_named(taking, session, until)
-    else:
-        _take_next(taking)
-    buried, expired = buried + taking.buried, expired + taking.expired
-    rows = taking.rows
+    rows = _plain(step, queue, n) if session is None else None
+    if rows is None:
+        taking = _Taking(step, queue, n, limit)
+        if session is not None:
+            until = _take_named(taking, session, until)
+        else:
+            _take_next(taking)
+        buried, expired = buried + taking.buried, expired + taking.expired
+        rows = taking.rows
     if not rows:
         return Claimed((), (), buried, expired) if buried or expired else _NOTHING
     token = step.number()
-    lend = SQL["lend"]
-    if len(rows) == 1:
-        step.run(lend, (until, claim_id, token, now, rows[0][0]))
+    if len(rows) < MANY:
+        for row in rows:
+            step.run(SQL["lend"], (until, claim_id, token, now, row[0]))
     else:
-        step.run_many(lend, [(until, claim_id, token, now, row[0]) for row in rows])
+        seqs = ",".join([str(row[0]) for row in rows])
+        step.run(SQL["lend_many"], (until, claim_id, token, now, f"[{seqs}]"))
     step.written += len(rows) * 0.1
-    step.due(queue.id, until)
+    step.lapse = queue.id, until
     deliveries = [_lent(step, row, claim_id, until, token) for row in rows]
     return Claimed(deliveries, (), buried, expired)
 
 
 _NOTHING = Claimed()
+
+
+def _plain(step: Step, queue: Queue, n: int) -> list[tuple[Any, ...]] | None:
+    """The next rows by (priority, seq), if there is nothing to judge about them: the usual case."""
+    if queue.sessions and queue.dead is not None:
+        return None
+    rows = step.run(SQL["ready"], (queue.id, n)).fetchall()
+    for row in rows:
+        if row[_EXPIRES_AT] is not None or row[_DELIVERIES]:
+            return None
+    return rows
 
 
 def _lent(step: Step, row: tuple[Any, ...], claim_id: str, until: float, token: int) -> Delivery:
@@ -64,9 +78,9 @@ def _lent(step: Step, row: tuple[Any, ...], claim_id: str, until: float, token: 
     if body_ref is not None:
         found = step.run(SQL["body"], (body_ref,)).fetchone()
         data = b"" if found is None else found[0]
-    death, history = unpack_record(record) if record is not None else (None, ())
+    death, history = (None, ()) if record is None else unpack_record(record)
     return Delivery(
-        unpack_head(id, cast(bytes, data), head, session_id=member, priority=priority, size=size, ttl=ttl),
+        unpack_head(id, cast(bytes, data), head, member, priority, size, ttl),
         f"{seq}.{claim_id}",
         attempts + 1 if type(attempts) is int else 1,  # SQLite keeps whatever somebody wrote there by hand
         seq,
@@ -83,10 +97,6 @@ def _lent(step: Step, row: tuple[Any, ...], claim_id: str, until: float, token: 
         visible_at,
         expires_at,
     )
-
-
-def any_ready(step: Step, queue: Queue) -> bool:
-    return step.run(SQL["any_ready"], (queue.id,)).fetchone() is not None
 
 
 class _Taking:
@@ -130,15 +140,10 @@ def _take_next(taking: _Taking) -> None:
     """By (priority, seq); a session's head brings as many of its followers as are wanted."""
     step, queue = taking.step, taking.queue
     in_sessions = queue.sessions and queue.dead is not None
-    if not in_sessions:
-        found = step.run(SQL["ready"], (queue.id, taking.n)).fetchall()
-        if all(row[_EXPIRES_AT] is None and not row[_DELIVERIES] for row in found):
-            taking.rows = found  # nothing to judge: the usual case
-            return
     while True:
         before = taking.put_away
         # What was taken is lent at the end, all at once, and until then is among the ready ones.
-        for found in step.run(SQL["ready"], (queue.id, taking.n + len(taking.taken))).fetchall():
+        for found in step.run(SQL["ready_rows"], (queue.id, taking.n + len(taking.taken))).fetchall():
             row = Row._make(found)
             if row.seq in taking.taken:
                 continue
@@ -239,10 +244,10 @@ def delivery(step: Step, row: Row, *, handle: str, state: str) -> Delivery:
             row.id,
             data,  # type: ignore[arg-type]  # bytes, or the column's wrong type, which unpack_head reports
             row.head,
-            session_id=row.session,
-            priority=row.priority,
-            size=row.size,
-            ttl=row.ttl,
+            row.session,
+            row.priority,
+            row.size,
+            row.ttl,
         ),
         handle,
         row.deliveries,

@@ -11,6 +11,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable
+from functools import partial
 
 from postroom.drivers.io import Bell
 
@@ -22,8 +23,7 @@ def boot_time() -> Callable[[], float] | None:
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     if clock is None:
         return None
-    read = time.clock_gettime
-    return lambda: read(clock)
+    return partial(time.clock_gettime, clock)
 
 
 def boot_name() -> str | None:

@@ -41,13 +41,10 @@ _OVERFLOW = 8  # datagrams read at once from which on some may have been refused
 class Doorbell:
     """One process's socket, its sentry, and its way to the others."""
 
-    def __init__(
-        self, site: Site, path: str, poll: float, now: Callable[[], float], connect: Callable[[], sqlite3.Connection]
-    ) -> None:
+    def __init__(self, site: Site, path: str, poll: float, connect: Callable[[], sqlite3.Connection]) -> None:
         self._site = site
         self._directory = path + "-bells"
         self._poll = poll
-        self._now = now
         self._connect = connect
         self._lock = threading.Lock()
         self._name = ""
@@ -218,7 +215,7 @@ class Doorbell:
         return max(0.0, self._look_at - time.monotonic())
 
     def _look_in_time(self) -> None:
-        if self._until_look() <= 0:
+        if time.monotonic() >= self._look_at:
             self._look()
             self._look_at = time.monotonic() + self._poll
 
@@ -266,10 +263,8 @@ class Doorbell:
 
     def tell(self, news: News) -> None:
         """Ring at the other processes. Never fails, never blocks."""
-        nothing_yet = not (news.ready or news.room or news.changed)
-        if nothing_yet and min(news.due.values()) >= self._now() + 2 * self._poll:
-            return  # they will see it in time by themselves: so with every lease
-        if (text := self._words(news)) and (others := self._list()):
+        if others := self._list():
+            text = self._words(news)
             for name in others:
                 self._send(name, text)
 

@@ -6,7 +6,8 @@ Knows nothing of what happens to messages; that is `sqlite_step`, which keeps it
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -15,6 +16,7 @@ from postroom.drivers.sqlite_file import SQL
 from postroom.errors import ConfigurationError, MailboxFullError, QueueNotFoundError
 
 _NEVER = float("inf")
+_NUMBER = (float, int)
 _decode_rules = msgspec.msgpack.Decoder(Rules).decode
 pack_rules = msgspec.msgpack.Encoder().encode
 
@@ -62,11 +64,8 @@ class News(msgspec.Struct):
     changed: set[int] = set()  # queues whose definition changed
     chain: int = 0  # a queue where a claim took all it wanted: there may be more, so the next who waits should look
 
-    def __bool__(self) -> bool:
-        return bool(self.ready or self.due or self.room or self.changed or self.chain)
 
-
-class Idle(Exception):  # not an error: the driver deletes the queue and says that it is gone
+class Idle(Exception):  # not an error: the store deletes the queue and says that it is gone
     """A queue was left alone for as long as its definition allows."""
 
     def __init__(self, queue: Queue) -> None:
@@ -83,21 +82,30 @@ class Ledger:
     next_due = _NEVER  # of the queue looked at last: messages and locks
     next_expiry = _NEVER
     written = 0.0  # pages, by estimate: when to fold the log is all that hangs on it
+    told: News | None = None  # made when there are any: most acknowledges have none
+    lapse: tuple[int, float] | None = None  # the queue and the end of leases given in this step: news to nearly nobody
 
     def __init__(self, connection: sqlite3.Connection, catalog: Catalog, now: float) -> None:
         self.run: Callable[..., sqlite3.Cursor] = connection.execute
         self.run_many: Callable[..., sqlite3.Cursor] = connection.executemany
         self.catalog = catalog
         self.now = now
-        self.news = News()
-        self._counts: dict[int, list[int]] = {}  # queue -> messages, bytes
-        self._odd: dict[int, list[int]] = {}  # queue -> dropped, expired
+        self._counts: dict[int, tuple[int, int]] = {}  # queue -> messages, bytes
+        self._odd: dict[int, tuple[int, int]] | None = None  # queue -> dropped, expired
+
+    @property
+    def news(self) -> News:
+        if self.told is None:
+            self.told = News()
+        return self.told
 
     # --- queues ------------------------------------------------------------------------------------------------
 
     def queue(self, name: str, *, timely: bool = False) -> Queue:
         """The queue, its rules as they are now. An idle queue that is due for deletion is deleted here."""
-        found = self.look(name, timely=timely)
+        found = self.catalog.names.get(name) if timely else None
+        if found is None or self._look_at(found) != self.catalog.edition:
+            found = self.look(name, timely=timely)
         if found is None:
             raise QueueNotFoundError(f"{name}: no such queue; create_queue() makes one, and so does opening a mailbox")
         if found.rules.auto_delete_on_idle is not None:
@@ -117,7 +125,7 @@ class Ledger:
         catalog = self.catalog
         found = catalog.names.get(name)
         if found is not None and timely:
-            if self._look_at(found.id) == catalog.edition:
+            if self._look_at(found) == catalog.edition:
                 return found
             catalog.forget()
             found = None
@@ -131,7 +139,7 @@ class Ledger:
         if found is None:
             found = self._read(SQL["find_queue"], (catalog.namespace, name))
             if found is not None and timely:
-                self._look_at(found.id)
+                self._look_at(found)
         return found
 
     def known(self, name: str) -> Queue:
@@ -141,7 +149,7 @@ class Ledger:
 
     def reread(self, queue: Queue) -> float:
         """When time changes something at this queue next, after what this step did."""
-        self._look_at(queue.id)
+        self._look_at(queue)
         return self.next_due
 
     def last_number(self) -> int:
@@ -161,23 +169,38 @@ class Ledger:
         """Another queue that plays a part in this step, such as a dead-letter queue."""
         return self.catalog.ids.get(id) or self._read(SQL["find_queue_by_id"], (id,))
 
-    def _look_at(self, id: int) -> int:
+    def _look_at(self, queue: Queue) -> int:
+        times = self.run(SQL["look"], (queue.id, queue.id)).fetchone()
+        lock = None  # a queue that never had a session never had a lock
+        if queue.sessions:
+            (lock,) = self.run(SQL["first_lock"], (queue.id,)).fetchone()
+        return self._note(queue, times, lock)
+
+    def _note(self, queue: Queue, times: Sequence[Any], lock: float | None) -> int:
+        """When time changes something here next; the edition."""
         edition: int
-        self._timed = id
-        edition, counter, due, lock, expiry = self.run(SQL["look"], (id, id, id)).fetchone()
+        counter: int
+        edition, counter, due, expiry = times
+        self._timed = queue.id
         if counter > self.counter:
             self.counter = counter
         # A time may also be what somebody wrote there by hand: any text comes after all numbers, so it is never due.
-        self.next_due = due if isinstance(due, int | float) else _NEVER
+        self.next_due = due if isinstance(due, _NUMBER) else _NEVER
         if lock is not None and lock < self.next_due:
             self.next_due = lock
-        self.next_expiry = expiry if isinstance(expiry, int | float) else _NEVER
+        self.next_expiry = expiry if isinstance(expiry, _NUMBER) else _NEVER
         return edition
+
+    def rests(self, queue: Queue) -> bool:
+        """Whether nothing is ready, nothing is due, and the queue is what we remember; asked in one statement."""
+        id = queue.id
+        *times, lock, ready = self.run(SQL["glance"], (id, id, id, id)).fetchone()
+        return self._note(queue, times, lock) == self.catalog.edition and not ready and not self.time_has_work
 
     def time(self, queue: Queue) -> None:
         """Find out when time changes something at this queue, unless that was done."""
         if self._timed != queue.id:
-            self._look_at(queue.id)
+            self._look_at(queue)
 
     def _read(self, sql: str, params: tuple[object, ...]) -> Queue | None:
         row = self.run(sql, params).fetchone()
@@ -211,7 +234,7 @@ class Ledger:
         if self.now - touched >= idle:
             raise Idle(queue)
         if self.now - touched > min(1.0, idle / 100):
-            self._counts.setdefault(queue.id, [0, 0])
+            self._counts.setdefault(queue.id, (0, 0))
 
     # --- counting ----------------------------------------------------------------------------------------------
 
@@ -223,32 +246,30 @@ class Ledger:
         return first
 
     def count(self, queue: int, messages: int, size: int) -> None:
-        counts = self._counts.get(queue)
-        if counts is None:
-            self._counts[queue] = [messages, size]
+        counts = self._counts
+        if queue in counts:
+            live, taken = counts[queue]
+            counts[queue] = live + messages, taken + size
         else:
-            counts[0] += messages
-            counts[1] += size
+            counts[queue] = messages, size
 
     def count_odd(self, queue: int, dropped: int, expired: int) -> None:
-        odd = self._odd.setdefault(queue, [0, 0])
-        odd[0] += dropped
-        odd[1] += expired
+        if self._odd is None:
+            self._odd = {}
+        before = self._odd.get(queue, (0, 0))
+        self._odd[queue] = before[0] + dropped, before[1] + expired
 
     def finish(self) -> None:
         """Write the counts. Nothing is written by a step that changed nothing."""
-        if self._counts:
+        if self._counts or self._numbered:
             self.written += 4.0
         for queue, (messages, size) in self._counts.items():
             self.run(SQL["count"], (messages, size, self.now, queue))
-        for queue, (dropped, expired) in self._odd.items():
-            self.run(SQL["count_odd"], (dropped, expired, queue))
+        if self._odd is not None:
+            for queue, (dropped, expired) in self._odd.items():
+                self.run(SQL["count_odd"], (dropped, expired, queue))
         if self._numbered:
-            self.written += 4.0 if not self._counts else 0.0
             self.run(SQL["numbered"], (self.counter, self.now))
-            self._numbered = False
-        self._counts.clear()
-        self._odd.clear()
 
     def room_of(self, queue: Queue) -> tuple[int, int]:
         """(messages, bytes) that count against the limits of a bounded queue, this step's own included."""

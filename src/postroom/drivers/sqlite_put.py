@@ -33,7 +33,7 @@ def put(step: Step, queue: Queue, batch: Sequence[Envelope]) -> list[Put]:
                 break
         else:
             seq = step.put_rows(queue, batch)
-            return [Accepted(e.id, seq + i) for i, e in enumerate(batch)]
+            return [Accepted(e.id, at) for at, e in enumerate(batch, seq)]
     elif queue.rules.bounded:
         step.tidy(queue)
     return [_put_one(step, queue, envelope) for envelope in batch]

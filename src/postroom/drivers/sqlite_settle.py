@@ -26,7 +26,7 @@ from postroom.core.message import (
 )
 from postroom.drivers.sqlite_file import SQL
 from postroom.drivers.sqlite_ledger import Queue
-from postroom.drivers.sqlite_step import FLIGHT, Row, Step
+from postroom.drivers.sqlite_step import FLIGHT, MANY, Row, Step
 from postroom.errors import InvalidParameterError, MailboxError, MailboxFullError, UnsupportedError
 
 _PutReply = Callable[[Step, str, Envelope], Put]
@@ -47,16 +47,13 @@ def acknowledge(step: Step, queue: Queue, batch: Sequence[Verdict]) -> list[Outc
     if len(batch) > 1:
         return _acknowledge_many(step, queue, batch)
     [verdict] = batch
-    if type(verdict) is not Ack or verdict.puts:
+    if type(verdict) is not Ack or verdict.puts or type(verdict.handle) is not str:
         return None
-    try:
-        seq, claim_id = parse_handle(verdict.handle)
-    except InvalidParameterError:
+    # Not `parse_handle`: a handle of which the row says that it is right is right, and of any other we say None.
+    seq, _, claim_id = verdict.handle.partition(".")
+    if not (seq.isascii() and seq.isdigit() and len(seq) < 19):
         return None
-    return [SETTLED] if _delete(step, queue, seq, claim_id) else None
-
-
-_MANY = 4  # acknowledges from which on one statement for all is cheaper than one for each
+    return [SETTLED] if _delete(step, queue, int(seq), claim_id) else None
 
 
 def _delete(step: Step, queue: Queue, seq: int, claim_id: str) -> bool:
@@ -67,7 +64,8 @@ def _delete(step: Step, queue: Queue, seq: int, claim_id: str) -> bool:
     if body_ref is not None:
         step.run(SQL["drop_body"], (body_ref,))
     step.count(queue.id, -1, -size)
-    step.frees(queue, 1)
+    if queue.rules.overflow == "wait":
+        step.frees(queue, 1)
     return True
 
 
@@ -137,25 +135,28 @@ def _reply(step: Step, name: str, envelope: Envelope, put_reply: _PutReply) -> P
 
 def _acknowledge_many(step: Step, queue: Queue, batch: Sequence[Verdict]) -> list[Outcome] | None:
     """Plain acknowledges of one claim in one statement; None if the batch is anything else."""
-    if len(batch) < _MANY:
+    if len(batch) < MANY:
         return None
     try:
         _, first = parse_handle(batch[0].handle)
     except InvalidParameterError:
         return None
-    suffix = "." + first
-    cut = -len(suffix)
-    numbers: list[str] = []
+    handles: list[str] = []
     for verdict in batch:
-        if type(verdict) is not Ack or verdict.puts or not verdict.handle.endswith(suffix):
+        if type(verdict) is not Ack or verdict.puts:
             return None
-        numbers.append(verdict.handle[:cut])
-    # Each a number, as `parse_handle` would have it, but found out for all of them at once.
-    text = ",".join(numbers)
-    if not (text.isascii() and text.replace(",", "").isdigit() and len(max(numbers, key=len)) < 20) or "" in numbers:
+        handles.append(verdict.handle)
+    # Each a number and the claim's id, as `parse_handle` would have it, but found out for all of them at once.
+    text, end = f"{','.join(handles)},", f".{first},"
+    if text.count(end) != len(batch):
         return None
-    text = f"[{text}]"
-    taken = step.run(SQL["acknowledge_many"], (text, queue.id, first)).fetchall()
+    text = text.replace(end, ",")[:-1]
+    numbers = text.split(",")
+    if not (text.isascii() and text.replace(",", "").isdigit() and len(numbers) == len(batch)) or "" in numbers:
+        return None
+    if len(max(numbers, key=len)) > 19:
+        return None
+    taken = step.run(SQL["acknowledge_many"], (f"[{text}]", queue.id, first)).fetchall()
     size = 0
     for _, its_size, body_ref in taken:
         size += its_size

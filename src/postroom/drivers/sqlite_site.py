@@ -19,7 +19,7 @@ from postroom.core.message import Delivery
 from postroom.drivers.io import Bell
 from postroom.drivers.sqlite_checkpoint import Checkpointer
 from postroom.drivers.sqlite_doorbell import Doorbell, Ear
-from postroom.drivers.sqlite_ledger import News
+from postroom.drivers.sqlite_ledger import Ledger
 
 if sys.platform == "linux":
     import fcntl
@@ -77,6 +77,7 @@ class Site:
         self.claims: OrderedDict[str, list[int]] = OrderedDict()
         self.doorbell: Doorbell | None = None
         self.checkpointer: Checkpointer | None = None
+        self.soon = 0.0  # seconds: what is due later, the other processes will find by themselves
 
     def guards(self) -> list[threading.Lock]:
         """What is held while a thread is within SQLite, in the order in which they may be taken."""
@@ -92,13 +93,12 @@ class Site:
             post = self.posts[queue] = Post()
         return post
 
-    def equip(
-        self, path: str, poll: float, now: Callable[[], float], connect: Callable[[], sqlite3.Connection]
-    ) -> None:
+    def equip(self, path: str, poll: float, connect: Callable[[], sqlite3.Connection]) -> None:
         """What one process needs once, however many drivers it has."""
         with self.lock:
             if self.doorbell is None:
-                self.doorbell = Doorbell(self, path, poll, now, connect)
+                self.soon = 2 * poll
+                self.doorbell = Doorbell(self, path, poll, connect)
                 self.checkpointer = Checkpointer(path, connect, self.lock)
 
     def attend(self) -> None:
@@ -132,9 +132,18 @@ class Site:
             post.ring(1)
             post.room.ring(1)
 
-    def publish(self, news: News) -> None:
+    def publish(self, step: Ledger) -> None:
         """Wake whom a committed step concerns. Never fails, and may be lost: a lost ring costs a poll."""
         posts = self.posts
+        if step.lapse is not None:
+            queue, at = step.lapse
+            if at < step.now + self.soon:
+                step.due(queue, at)
+            elif (post := posts.get(queue)) is not None:
+                post.due(at)  # the other processes will see it in time by themselves: so with nearly every lease
+        news = step.told
+        if news is None:
+            return
         if posts:
             for queue, n in news.ready.items():
                 if (post := posts.get(queue)) is not None:
@@ -150,7 +159,9 @@ class Site:
                     post.ring_all()
             if news.chain and (post := posts.get(news.chain)) is not None:
                 post.claims.ring(1)
-        if self.doorbell is not None and (news.ready or news.due or news.room or news.changed):
+        if self.doorbell is None:
+            return
+        if news.ready or news.room or news.changed or (news.due and min(news.due.values()) < step.now + self.soon):
             self.doorbell.tell(news)
 
     def close(self) -> None:

@@ -22,8 +22,11 @@ PARKING = 30.0
 BIG = 2_048  # a body over this has a row of its own: a page of 4 kB holds the hot row and does not overflow
 
 
+MANY = 4  # rows from which on one statement for all, their numbers as JSON, is cheaper than one for each
+
+
 class Row(NamedTuple):
-    """A stored message: the columns of the statements `row`, `ready` and `session_line`."""
+    """A stored message: the columns of the statements `row`, `ready_rows` and `session_line`; `ready` has the first."""
 
     seq: int
     id: str
@@ -62,8 +65,35 @@ class Step(Ledger):
 
     def put_rows(self, queue: Queue, batch: Sequence[Envelope]) -> int:
         """Store messages that are free to go in; the seq of the first."""
+        first = self.number(len(batch))
+        if not self._put_plain(queue, batch, first):
+            self._put_any(queue, batch, first)
+        return first
+
+    def _put_plain(self, queue: Queue, batch: Sequence[Envelope], seq: int) -> bool:
+        """Whether all were ready at once, small and without anything beside the body, and are stored: as usual."""
+        if queue.rules.ttl is not None:
+            return False
+        now, id, size = self.now, queue.id, 0
+        rows = []
+        for e in batch:
+            body = e.body
+            if e.delay > 0 or e.session_id is not None or e.ttl is not None or len(body) > BIG or pack_head(e):
+                return False
+            rows.append((seq, id, e.priority, now, now, e.size, e.id, body))
+            size += e.size
+            seq += 1
+        if len(rows) == 1:
+            self.run(SQL["put_plain"], rows[0])
+        else:
+            self.run_many(SQL["put_plain"], rows)
+        self.count(id, len(rows), size)
+        self.written += size / 4096 + len(rows) * 0.1
+        self.rings(id, len(rows))
+        return True
+
+    def _put_any(self, queue: Queue, batch: Sequence[Envelope], seq: int) -> None:
         now, ttl, id, later = self.now, queue.rules.ttl, queue.id, 0
-        first = seq = self.number(len(batch))
         size = 0
         rows: list[tuple[Any, ...]] = []
         sessions: dict[str, None] = {}
@@ -103,7 +133,6 @@ class Step(Ledger):
             self.rings(id, 0)  # whoever holds the session under a lock wants to know of arrivals
         if free := len(rows) - later - len(sessions):
             self.rings(id, free)
-        return first
 
     def mark_sessions(self, queue: Queue) -> None:
         """From now on claims on this queue look at sessions."""

@@ -13,11 +13,11 @@ from typing import TypeVar
 from postroom.drivers.clock import Clock
 from postroom.drivers.sqlite_clock import StoreClock
 from postroom.drivers.sqlite_file import connect, failed_to_sync, identity, is_busy, prepare, translate, unsure
-from postroom.drivers.sqlite_ledger import Catalog
+from postroom.drivers.sqlite_ledger import Catalog, Idle, Queue
 from postroom.drivers.sqlite_settings import Settings
 from postroom.drivers.sqlite_site import Site, enter, leave
 from postroom.drivers.sqlite_step import Step
-from postroom.errors import MailboxConnectionError
+from postroom.errors import MailboxConnectionError, QueueNotFoundError
 
 T = TypeVar("T")
 
@@ -30,10 +30,12 @@ _PATIENCE = 0.0002  # seconds between tries for the write lock of another proces
 # `Site.disown` for when and how the child does.
 _leaked: list[object] = []
 _forking = threading.Lock()
+_family = object()  # another one in a forked child: a store that remembers the parent's is the parent's
 
 
 def _after_fork() -> None:
-    global _forking
+    global _family, _forking
+    _family = object()
     _forking = threading.Lock()
 
 
@@ -48,10 +50,12 @@ class WouldBlock(Exception):  # not an error: the caller goes another way
 class Store:
     """One driver's use of a file. Opens it at once, so that a wrong path fails when connecting."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, drop: Callable[[Queue], object]) -> None:
+        """`drop` deletes a queue that was left alone for too long, with all that is in it."""
         # As SQLite does: the log, the bells and the fold lock belong beside the file itself, whatever link led to it.
         self.path = os.path.realpath(settings.path)
         self.settings = settings
+        self._drop = drop
         self._clock: Clock | None = settings.clock
         self._closed = False
         self._open()
@@ -59,7 +63,7 @@ class Store:
     def _open(self) -> None:
         prepare(self.path, self.settings.busy_timeout)
         key = identity(self.path)
-        self._pid = os.getpid()
+        self._family = _family
         self.site: Site = enter(key)
         self._reading = threading.Lock()
         self.site.readers.append(self._reading)
@@ -95,7 +99,7 @@ class Store:
             site.connections.append(connection)
             return connection
 
-        site.equip(self.path, self.settings.safety_poll, self.now, connect_here)
+        site.equip(self.path, self.settings.safety_poll, connect_here)
 
     def _start_clock(self) -> Clock:
         clock = StoreClock()
@@ -120,15 +124,25 @@ class Store:
 
     def write(self, work: Callable[[Step], T], full: bool) -> T:
         """Carry out a step, commit it, and tell whom it concerns."""
-        if self._pid != os.getpid():
+        if self._family is not _family:
             self._after_fork()
         site = self.site
-        with site.lock:
-            result, step = self._persist(self._ready(full), work)
-            if step.written and site.checkpointer is not None:
-                site.checkpointer.wrote(step.written)
-        if step.news:
-            site.publish(step.news)
+        try:
+            with site.lock:
+                connection = self._ready(full)
+                try:
+                    result, step = self._step(connection, work)
+                except sqlite3.Error as error:
+                    result, step = self._persist(connection, work, error)
+                if step.written and site.checkpointer is not None:
+                    site.checkpointer.wrote(step.written)
+        except Idle as idle:
+            self._drop(idle.queue)
+            raise QueueNotFoundError(
+                f"{idle.queue.name}: the queue was deleted after it had been idle for its limit"
+            ) from None
+        if step.told is not None or step.lapse is not None:
+            site.publish(step)
         return result
 
     def write_at_once(self, work: Callable[[Step], T]) -> T:
@@ -136,7 +150,7 @@ class Store:
 
         Never synced, so that no disk decides how long it takes.
         """
-        if self._pid != os.getpid():
+        if self._family is not _family:
             self._after_fork()
         site = self.site
         # Not `acquire(blocking=False)`: an interrupt right behind it would leave the lock held for ever. Whoever comes
@@ -152,22 +166,23 @@ class Store:
                 raise translate(error, self.path) from error
             if step.written and site.checkpointer is not None:
                 site.checkpointer.wrote(step.written)
-        if step.news:
-            site.publish(step.news)
+        if step.told is not None or step.lapse is not None:
+            site.publish(step)
         return result
 
-    def _persist(self, connection: sqlite3.Connection, work: Callable[[Step], T]) -> tuple[T, Step]:
+    def _persist(
+        self, connection: sqlite3.Connection, work: Callable[[Step], T], error: sqlite3.Error
+    ) -> tuple[T, Step]:
         """Try again while another process has the write lock."""
-        deadline = 0.0
-        while True:
+        deadline = time.monotonic() + self.settings.busy_timeout
+        while is_busy(error) and time.monotonic() < deadline:
+            # SQLite's own busy handler sleeps whole milliseconds, and a step takes a tenth of one.
+            time.sleep(_PATIENCE * (0.5 + random.random()))
             try:
                 return self._step(connection, work)
-            except sqlite3.Error as error:
-                # SQLite's own busy handler sleeps whole milliseconds, and a step takes a tenth of one.
-                deadline = deadline or time.monotonic() + self.settings.busy_timeout
-                if not is_busy(error) or time.monotonic() >= deadline:
-                    raise translate(error, self.path) from error
-                time.sleep(_PATIENCE * (0.5 + random.random()))
+            except sqlite3.Error as again:
+                error = again
+        raise translate(error, self.path) from error
 
     def _step(self, connection: sqlite3.Connection, work: Callable[[Step], T]) -> tuple[T, Step]:
         committing = False
@@ -186,15 +201,22 @@ class Store:
             raise
 
     def glance(self, work: Callable[[Step], T]) -> T:
-        """Look without asking for the write lock, but as the only one of this process."""
-        if self._pid != os.getpid():
+        """Look, by one statement, without asking for the write lock, but as the only one of this process."""
+        if self._family is not _family:
             self._after_fork()
         with self.site.lock:
-            return self._look(self._ready(self._full), self._catalog, work)
+            connection = self._ready(self._full)
+            try:
+                return work(Step(connection, self._catalog, self.clock.now()))
+            except BaseException as error:
+                self._catalog.forget()
+                if isinstance(error, sqlite3.Error):
+                    raise translate(error, self.path) from error
+                raise
 
     def read(self, work: Callable[[Step], T]) -> T:
         """Look at one state of the store, beside whoever writes."""
-        if self._pid != os.getpid():
+        if self._family is not _family:
             self._after_fork()
         with self._reading:
             self._check_open()
@@ -216,7 +238,8 @@ class Store:
             raise
 
     def _ready(self, full: bool) -> sqlite3.Connection:
-        self._check_open()
+        if self._closed:
+            self._check_open()
         connection = self._writer
         if connection.in_transaction:  # an interrupt struck while another one was being dealt with
             connection.execute("ROLLBACK")
@@ -249,7 +272,7 @@ class Store:
 
     def _after_fork(self) -> None:
         with _forking:
-            if self._pid != os.getpid():
+            if self._family is not _family:
                 _leaked.append((self._writer, self._reader, self.site))
                 self.site.disown(self.path)
                 self._open()
@@ -259,7 +282,7 @@ class Store:
         if self._closed:
             return
         self._closed = True
-        if self._pid != os.getpid():
+        if self._family is not _family:
             _leaked.append((self._writer, self._reader, self.site))
             return
         self._leave()

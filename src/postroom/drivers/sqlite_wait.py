@@ -30,6 +30,7 @@ class Waiting:
         seconds: float,
     ) -> None:
         self._io = io
+        self._sync = io.flavour == "sync"
         self._site = site
         self._clock = clock
         self._others = [bell for bell in (closed, clock.moved, stop) if bell is not None]
@@ -48,8 +49,7 @@ class Waiting:
     def arm(self) -> None:
         """Before each attempt, on the caller's side: a task's wait must be made on its loop."""
         self._site.attend()
-        ear = self._site.ear() if self._io.flavour == "sync" else None
-        self._waiter = ear if ear is not None else self._io.waiter()
+        self._waiter = None if self._sync else self._io.waiter()
         self._bell = None
 
     def nothing(self, step: Step, queue: Queue, due: float) -> None:
@@ -65,7 +65,7 @@ class Waiting:
         self._until = min(self._deadline, due, math.inf if idle is None else now + idle / 2)
         post = self._post = self._site.post(queue.id)
         if waiter is None:
-            return
+            waiter = self._waiter = self._site.ear() or self._io.waiter()  # a thread's is made where it is needed
         bell = post.room if self._kind == "room" else post.claims if self._kind == "claims" else post.sessions
         bell.listen(waiter.wake)
         self._bell = bell
@@ -92,7 +92,7 @@ class Waiting:
         for bell in self._others:
             bell.listen(waiter.wake)
         served = False
-        if self._io.flavour != "sync":
+        if not self._sync:
             self._site.waits()
         try:
             woken = await waiter.wait(self._clock.patience(self._until))

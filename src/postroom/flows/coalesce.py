@@ -54,9 +54,10 @@ class Gatherer(Generic[A, B]):
         """In a forked child: whoever led or held the lock in the parent is not there to pass it on."""
         self._lock, self._busy, self._company, self._line = mutex(), False, False, []
 
-    async def run(self, items: Sequence[A]) -> list[B]:
-        if self._io.interruptible():
-            return await self._act(items)
+    def run(self, items: Sequence[A]) -> Awaitable[list[B]]:
+        return self._act(items) if self._io.interruptible() else self._join(items)
+
+    async def _join(self, items: Sequence[A]) -> list[B]:
         with self._lock:
             ticket: _Ticket[A, B] | None = None
             if self._busy or self._company:

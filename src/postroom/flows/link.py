@@ -6,7 +6,7 @@ holders; what happens with them is in the other flows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Generic
 from weakref import WeakSet
@@ -54,23 +54,23 @@ class Link:
         self._settles: dict[str, Gatherer[Verdict, Outcome]] = {}
         # Where sharing a call gains nothing the driver is called directly: a coroutine less on the hot path.
         grouped = driver.capabilities.groups_commits
-        self.put: Callable[[str, Sequence[Envelope]], Coroutine[Any, Any, list[Put]]]
-        self.settle: Callable[[str, Sequence[Verdict]], Coroutine[Any, Any, list[Outcome]]]
+        self.put: Callable[[str, Sequence[Envelope]], Awaitable[list[Put]]]
+        self.settle: Callable[[str, Sequence[Verdict]], Awaitable[list[Outcome]]]
         self.put, self.settle = (self._put, self._settle) if grouped else (driver.put, driver.settle)
 
-    async def _put(self, queue: str, batch: Sequence[Envelope]) -> list[Put]:
+    def _put(self, queue: str, batch: Sequence[Envelope]) -> Awaitable[list[Put]]:
         """Store a batch, together with what other callers of this client are storing at this moment."""
         gatherer = self._puts.get(queue)
         if gatherer is None:
             gatherer = self._puts.setdefault(queue, Gatherer(self.driver.io, partial(self.driver.put, queue)))
-        return await gatherer.run(batch)
+        return gatherer.run(batch)
 
-    async def _settle(self, queue: str, batch: Sequence[Verdict]) -> list[Outcome]:
+    def _settle(self, queue: str, batch: Sequence[Verdict]) -> Awaitable[list[Outcome]]:
         """Carry out verdicts, together with those of other callers."""
         gatherer = self._settles.get(queue)
         if gatherer is None:
             gatherer = self._settles.setdefault(queue, Gatherer(self.driver.io, partial(self.driver.settle, queue)))
-        return await gatherer.run(batch)
+        return gatherer.run(batch)
 
     def box_of(self, name: str) -> Box[Any, Any] | None:
         """An open mailbox of this client with that name, if there is one."""
@@ -105,7 +105,8 @@ class Box(Generic[T, R]):
         self.rules = rules  # those the queue gets when it is opened; None: a new one is plain, another stays as it is
         self.body_type = body_type
         self.reply_type = reply_type
-        self.codec: Codec[T] = Reference(body_type) if link.driver.capabilities.by_reference else codec_for(body_type)
+        self.by_reference = link.driver.capabilities.by_reference
+        self.codec: Codec[T] = Reference(body_type) if self.by_reference else codec_for(body_type)
         self.closing = Bell()  # rung when this mailbox is closed, or its client
         self.ready = False  # the queue is known to exist
         self._dead_letters: Box[T, R] | None = None

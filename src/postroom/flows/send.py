@@ -131,7 +131,7 @@ def seal(box: Box[T, R], body: T, options: Options | None, id: str | None) -> En
     """The envelope of a body, or the error that keeps it from being sent."""
     data, kind = box.codec.encode(body, None if options is None else options.content_type)
     # On a by-reference store `data` is the object itself and has no size to speak of.
-    size = 0 if box.driver.capabilities.by_reference else len(data)
+    size = 0 if box.by_reference else len(data)
     if size > box.link.max_body:
         raise MessageTooLargeError(
             f"{box.name}: the body takes {size} bytes and the limit is {box.link.max_body}; raise max_body when "
@@ -157,9 +157,8 @@ def seal(box: Box[T, R], body: T, options: Options | None, id: str | None) -> En
     )
 
 
-async def send(
-    box: Box[T, R],
-    body: T,
+def chosen(
+    link: Link,
     reply_to: object,
     delay_seconds: Seconds,
     attributes: Mapping[str, str] | None,
@@ -169,9 +168,8 @@ async def send(
     ttl: Seconds | None,
     priority: int,
     content_type: str | None,
-    id: str | None,
-) -> str:
-    """Store one message and return its id; of a duplicate, the first one's."""
+) -> Options | None:
+    """The options of a send, checked; None in the common case, in which there is nothing to check."""
     if (
         reply_to is None
         and delay_seconds is _ZERO
@@ -183,12 +181,14 @@ async def send(
         and priority is _TEN
         and content_type is None
     ):
-        options = None  # the common case: nothing to check
-    else:
-        options = Options(
-            box.link, reply_to, delay_seconds, attributes, correlation_id, session_id, dedup_id, ttl, priority,
-            content_type,
-        )  # fmt: skip
+        return None
+    return Options(
+        link, reply_to, delay_seconds, attributes, correlation_id, session_id, dedup_id, ttl, priority, content_type
+    )
+
+
+async def send(box: Box[T, R], body: T, options: Options | None, id: str | None) -> str:
+    """Store one message and return its id; of a duplicate, the first one's."""
     envelope = seal(box, body, options, id)
     if box.closing.rung:
         raise why_closed(box)
@@ -221,32 +221,32 @@ def result_of(link: Link, queue: str, put: Put) -> SendResult:
         return SendResult(None, error)
 
 
-async def send_many(box: Box[T, R], bodies: Iterable[T], options: Options, id: str | None) -> list[SendResult]:
+async def send_many(box: Box[T, R], bodies: Iterable[T], options: Options | None, id: str | None) -> list[SendResult]:
     """Store many messages; a result each, aligned. One body that does not fit never holds up the others."""
     bodies = list(bodies)
-    if len(bodies) > 1 and (id is not None or options.dedup_id is not None):
+    if len(bodies) > 1 and (id is not None or (options is not None and options.dedup_id is not None)):
         raise InvalidParameterError("one id or dedup_id cannot serve several messages; send them one by one")
     if id is not None:
         limits.text(id, "id")
     if box.closing.rung:
         raise why_closed(box)
     await open_boxes(box, options)
-    results: list[SendResult | None] = [None] * len(bodies)
     envelopes: list[Envelope] = []
-    places: list[int] = []
+    misfits: list[tuple[int, SendResult]] = []
     for place, body in enumerate(bodies):
         try:
             envelopes.append(seal(box, body, options, id))
-            places.append(place)
         except (SerializationError, MessageTooLargeError) as error:
-            results[place] = SendResult(None, error)
+            misfits.append((place, SendResult(None, error)))
     puts = await put_all(box.link, box.name, envelopes)
-    for place, put in zip(places, puts, strict=True):
+    results = [
         # The plain case without a call: ten thousand of them count.
-        results[place] = (
-            SendResult(put.id) if type(put) is Accepted and not put.displaced else result_of(box.link, box.name, put)
-        )
-    return results  # type: ignore[return-value]  # every place was filled above
+        SendResult(put.id) if type(put) is Accepted and not put.displaced else result_of(box.link, box.name, put)
+        for put in puts
+    ]
+    for place, misfit in misfits:  # from the first to the last, so that each comes to its place
+        results.insert(place, misfit)
+    return results
 
 
 async def put_all(link: Link, queue: str, envelopes: Sequence[Envelope]) -> list[Put]:

@@ -20,7 +20,7 @@ from postroom.errors import (
     ReceiptHandleExpiredError,
 )
 from postroom.flows.held import Held
-from postroom.flows.link import Link
+from postroom.flows.link import Box, Link
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +157,18 @@ async def settle_many(held: Sequence[Held[Any, Any]], decide: Callable[[str], Ve
             raise InvalidParameterError(f"a message is settled, not a {type(message).__name__}")
     results: list[SettleResult | None] = [None] * len(held)
     groups: dict[tuple[int, str], list[int]] = {}
+    box: Box[Any, Any] | None = None
+    places: list[int] = []
     for place, message in enumerate(held):
         if message._final:
             error = MessageFinalizedError(f"{message._box.name}: message {message.id} was settled before")
             results[place] = SettleResult(error)
-        else:
-            message._final = True  # at once: the same message twice in one batch is settled once
-            groups.setdefault((id(message._box.link), message._box.name), []).append(place)
+            continue
+        message._final = True  # at once: the same message twice in one batch is settled once
+        if message._box is not box:
+            box = message._box
+            places = groups.setdefault((id(box.link), box.name), [])
+        places.append(place)
     for (_, queue), places in groups.items():
         link: Link = held[places[0]]._box.link
         try:
@@ -177,6 +182,9 @@ async def settle_many(held: Sequence[Held[Any, Any]], decide: Callable[[str], Ve
                 results[place] = SettleResult(error)
             continue
         for place, outcome in zip(places, outcomes, strict=True):
+            if type(outcome) is Settled:
+                results[place] = _OK
+                continue
             try:
                 judge(held[place], outcome)
                 results[place] = _OK
