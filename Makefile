@@ -13,7 +13,8 @@ OTHER_PYTHONS := 3.12 3.13
 FAST := not slow and not faults and not soak
 WORKERS ?= 4
 # What depends on the Python that runs it. The edges, and the store that brings its own engine, are tested on one of them.
-LIBRARY := tests/core tests/flows tests/testing tests/drivers tests/conformance/test_memory.py
+LIBRARY := tests/core tests/flows tests/testing $(filter-out tests/drivers/test_redis%,$(wildcard tests/drivers/test_*.py)) \
+	tests/conformance/test_memory.py
 PYTEST_OPTIONS ?=
 PINS := pyproject.toml constraints.txt
 

@@ -31,6 +31,8 @@ from postroom.errors import (
 )
 from tests.servers.tls import TlsProxy
 
+pytestmark = pytest.mark.slow  # sockets, and servers of all kinds
+
 WHERE = "redis://shop:6379"
 
 

@@ -22,6 +22,8 @@ from postroom.drivers.redis_clients import open_client
 from postroom.drivers.redis_settings import Settings
 from tests.servers.processes import wait_until
 
+pytestmark = pytest.mark.slow  # sockets, and servers of all kinds
+
 
 def goes_through(client: Any, name: str = "orders") -> None:
     """A message comes out as it went in, and the client lives on."""
