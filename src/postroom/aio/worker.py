@@ -58,14 +58,15 @@ class AsyncWorker(Generic[T, R]):
         if not isinstance(mailbox, AsyncMailbox):
             raise InvalidParameterError(f"an AsyncWorker takes an AsyncMailbox, not a {type(mailbox).__name__}")
         takes_message, awaits = wants_message(handler), is_async(handler)
+        function: Callable[[Any], Any] = handler  # of what it takes, `takes_message` says more than its type
         self._box = box = mailbox._box
         settings = checked(concurrency, retry, visibility_timeout, max_processing)
 
         async def call(held: Held[T, R]) -> Any:
             given: Any = held if takes_message else held.body
             if awaits:
-                return await handler(given)  # type: ignore[misc]  # a coroutine function
-            result = await asyncio.to_thread(handler, given)
+                return await function(given)
+            result = await asyncio.to_thread(function, given)
             return await result if isinstance(result, Awaitable) else result
 
         def hold(delivery: Delivery, body: T) -> AsyncMessage[T, R]:
