@@ -49,7 +49,8 @@ def masked(lines: Sequence[str]) -> list[str]:
     for line in lines:
         who, _, what = line.partition("] ")
         what = re.sub(r'("plain" "\d+") .*', r"\1 ENVELOPES", what)
-        what = re.sub(r"[0-9a-f]{16}-[0-9a-f]+", "ID", what)
+        # An id, and before it its length, which grows with the number of those that were given out.
+        what = re.sub(r"(?:\\x[0-9a-f]{2})?[0-9a-f]{16}-[0-9a-f]+", "ID", what)
         what = re.sub(r"\b(?![0-9a-f]{40}\b)A?[0-9a-f]*\d[0-9a-f.+]*\b", "N", what)
         said.append(("script: " if who.endswith("lua") else "") + what)
     return said

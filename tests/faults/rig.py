@@ -99,6 +99,10 @@ class Child:
         if self.wait() != -signal.SIGKILL:
             self.hear_until(EOFError)  # it had failed before: say why
 
+    def has_work_for(self, seconds: float) -> None:
+        """It is not hung before that much more than usual."""
+        self._sock.settimeout(PATIENCE + seconds)
+
     def wait(self) -> int:
         """The exit code, as subprocess gives it: a negative number is the signal that ended it."""
         if self.status is None:

@@ -74,6 +74,7 @@ def eight(place: Place, nursery: Nursery, seconds: float) -> None:
     ]
     for child in children:
         child.hear_until("ready")
+        child.has_work_for(2 * seconds)
     for child in children:
         child.say("go")
     for child in children:

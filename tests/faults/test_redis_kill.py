@@ -13,6 +13,7 @@ from tests.faults.test_kill import (  # noqa: F401  # collected here too, over t
     test_a_message_that_kills_its_process_every_time_is_dead_after_n,
     test_a_producer_killed_mid_batch_loses_nothing_it_was_told_is_stored,
     test_killed_at_any_point_of_any_verb,
+    test_killed_at_any_point_of_any_verb_for_long,
 )
 from tests.faults.test_processes import (  # noqa: F401
     test_a_child_that_outlives_its_parents_connection_loses_nothing,

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any, Literal
 
+from postroom.core import refusals
 from postroom.core.address import Address, check_namespace, is_dead_letters
 from postroom.core.capabilities import NO, YES, Capabilities
 from postroom.core.definition import PLAIN, QueueStatus, Rules
@@ -33,14 +34,12 @@ from postroom.drivers.clock import Clock, SystemClock
 from postroom.drivers.io import Awaiting, Bell, Inline, Io, Waiter
 from postroom.drivers.memory_entry import seen
 from postroom.drivers.memory_queue import Queue
-from postroom.drivers.memory_space import Space, holds, lock_lost
+from postroom.drivers.memory_space import Space, holds
 from postroom.errors import (
     ConfigurationError,
     MailboxConnectionError,
     MailboxFullError,
     QueueNotFoundError,
-    ServiceUnavailableError,
-    UnsupportedError,
 )
 
 FENCE = 60.0
@@ -151,7 +150,7 @@ class MemoryDriver:
             now = self._clock()
             found = self._space.queue(queue, now)
             if found.dead is None:
-                raise UnsupportedError(f"{queue}: a dead-letter queue lives and goes with its queue; purge it instead")
+                raise refusals.lives_with_its_queue(queue)
             messages = len(found.entries) + len(found.dead.entries)
             if only_empty and messages:
                 return None
@@ -281,7 +280,7 @@ class MemoryDriver:
                 if self._closed.rung:
                     return Claimed((), outcomes, buried, expired)
                 if not found.gives:
-                    raise ServiceUnavailableError(f"{queue}: receiving is off (status {found.status})")
+                    raise refusals.receiving_off(queue, found.status)
                 taken = self._space.claim(found, n, lease, claim_id, session, max_deliveries, again, now)
                 if not (outcomes or buried or expired) and (taken.deliveries or wait <= 0):
                     return taken
@@ -358,9 +357,9 @@ class MemoryDriver:
                 now = self._clock()
                 found = self._space.queue(queue, now)
                 if not found.status.gives:
-                    raise ServiceUnavailableError(f"{queue}: receiving is off (status {found.status})")
+                    raise refusals.receiving_off(queue, found.status)
                 if found.dead is None or found.rules.sessions == "off":
-                    raise UnsupportedError(f"{queue}: this queue has no sessions")
+                    raise refusals.no_sessions(queue)
                 self._space.tidy(found, now, None)
                 free = self._space.free_session(found, session, now)
                 if free is not None:
@@ -414,7 +413,7 @@ class MemoryDriver:
             now = self._clock()
             session = self._space.locked(self._space.queue(queue, now), lock, now)
             if session is None:
-                raise lock_lost(queue, lock.id)
+                raise refusals.lock_lost(queue, lock.id)
             if version is not None and session.state.version != version:
                 return None
             session.state = SessionState(value, session.state.version + 1)

@@ -17,6 +17,7 @@ from heapq import heapify, heappop, heappush, nsmallest
 from itertools import count, islice
 from operator import itemgetter
 
+from postroom.core import refusals
 from postroom.core.definition import QueueStatus, Rules
 from postroom.core.limits import MAX_RETURNS
 from postroom.core.message import Delivery, Envelope, add_attempt
@@ -94,11 +95,9 @@ class Queue(Callers):
         """Why there is no room for this message, or None."""
         rules, held = self.rules, len(self.entries)
         if rules.max_messages is not None and held >= rules.max_messages:
-            return MailboxFullError(f"{self.name}: full with {held} of {rules.max_messages} messages")
+            return refusals.full_of_messages(self.name, held, rules.max_messages)
         if rules.max_bytes is not None and self.bytes + envelope.size > rules.max_bytes:
-            return MailboxFullError(
-                f"{self.name}: {self.bytes} of {rules.max_bytes} bytes are taken, no room for {envelope.size} more"
-            )
+            return refusals.full_of_bytes(self.name, self.bytes, rules.max_bytes, envelope.size)
         return None
 
     def wake_if_session(self, entry: Entry) -> None:

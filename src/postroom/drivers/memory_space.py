@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
+from postroom.core import refusals
 from postroom.core.address import dead_letters_of
 from postroom.core.definition import PLAIN, Rules
 from postroom.core.message import (
@@ -42,11 +43,6 @@ from postroom.drivers.memory_queue import PARKING, Queue
 from postroom.errors import (
     InvalidParameterError,
     MailboxError,
-    MailboxFullError,
-    QueueNotFoundError,
-    ReceiptHandleExpiredError,
-    ServiceUnavailableError,
-    UnsupportedError,
 )
 
 
@@ -61,11 +57,11 @@ class Space:
     def queue(self, name: str, now: float) -> Queue:
         queue = self.queues.get(name)
         if queue is None:
-            raise QueueNotFoundError(f"{name}: no such queue; create_queue() makes one, and so does opening a mailbox")
+            raise refusals.no_queue(name)
         if queue.mortal:
             if queue.idle_too_long(now):
                 self.drop(queue, now)
-                raise QueueNotFoundError(f"{name}: the queue was deleted after it had been idle for its limit")
+                raise refusals.idle_queue(name)
             queue.touched = now
         return queue
 
@@ -95,11 +91,11 @@ class Space:
             return GONE
         past = entry.past
         if past is None or past.death is None:
-            return Refused(InvalidParameterError(f"{dead.name}: message {entry.envelope.id} is no dead letter"))
+            return Refused(refusals.no_dead_letter(dead.name, entry.envelope.id))
         home = self.queues.get(past.death.source if target is None else target)
         if home is None or home.dead is None:
             where = past.death.source if target is None else target
-            return Refused(QueueNotFoundError(f"{where}: no such queue to redrive message {entry.envelope.id} to"))
+            return Refused(refusals.no_target(where, entry.envelope.id))
         if (full := home.no_room(entry.envelope)) is not None:
             return Refused(full)
         self.take_out(dead, entry, now)
@@ -112,9 +108,9 @@ class Space:
     def put(self, queue: Queue, batch: Sequence[Envelope], now: float) -> list[Put]:
         rules = queue.rules
         if queue.dead is None:
-            raise UnsupportedError(f"{queue.name}: messages become dead letters by dying, not by being sent there")
+            raise refusals.not_sent_there(queue.name)
         if not queue.takes:
-            error = ServiceUnavailableError(f"{queue.name}: sending is off (status {queue.status})")
+            error = refusals.sending_off(queue.name, queue.status)
             return [Refused(error) for _ in batch]
         bounded = rules.max_messages is not None or rules.max_bytes is not None
         if bounded:
@@ -141,19 +137,13 @@ class Space:
     def _put(self, queue: Queue, envelope: Envelope, now: float) -> Put:
         rules = queue.rules
         if envelope.session_id is None and rules.sessions == "required":
-            return Refused(InvalidParameterError(f"{queue.name}: this queue takes messages with a session_id only"))
+            return Refused(refusals.needs_session(queue.name))
         if envelope.session_id is not None and rules.sessions == "off":
-            return Refused(
-                InvalidParameterError(f"{queue.name}: sessions are off for this queue; leave out session_id")
-            )
+            return Refused(refusals.sessions_off(queue.name))
         key = envelope.dedup_id
         if key is not None:
             if not rules.dedup:
-                return Refused(
-                    InvalidParameterError(
-                        f"{queue.name}: duplicate detection is off for this queue; leave out dedup_id"
-                    )
-                )
+                return Refused(refusals.dedup_off(queue.name))
             known = queue.dedup.get(key)
             if known is not None and known[1] > now:
                 return Duplicate(known[0])
@@ -248,14 +238,14 @@ class Space:
     def _members(self, queue: Queue, wanted: SessionClaim, until: float, now: float) -> tuple[Session | None, float]:
         """The session a claim names, if it may take from it, and when its leases end."""
         if queue.dead is None:
-            raise UnsupportedError(f"{queue.name}: dead letters keep their session_id but are in no session")
+            raise refusals.no_dead_sessions(queue.name)
         members = queue.sessions.get(wanted.id)
         if wanted.token is None:
             if members is None or members.held or members.locked(now) or members.blocked_by:
                 return None, until
             return members, until
         if members is None or members.token != wanted.token or members.until <= now:
-            raise lock_lost(queue.name, wanted.id)
+            raise refusals.lock_lost(queue.name, wanted.id)
         return (None if members.blocked_by else members), members.until
 
     def _from_session(
@@ -340,7 +330,7 @@ class Space:
                 return Refused(_no_dead_letters(queue))
             possible, _ = self._grave(queue, entry)
             if not possible:
-                return Refused(_unburied(queue))
+                return Refused(refusals.unburied(queue.name, queue.rules.dead_letter_queue))
             queue.fail_later(entry, now)
             self._bury(queue, entry, verdict.reason, verdict.description, now)
             queue.wake_if_session(entry)
@@ -468,23 +458,10 @@ def _why_not(queue: Queue, handle: str) -> Outcome:
     return STALE if seq in queue.entries else GONE
 
 
-def _unburied(queue: Queue) -> MailboxError:
-    return MailboxFullError(
-        f"{queue.name}: its dead-letter queue {queue.rules.dead_letter_queue} is missing, closed or full; "
-        "the message stays where it is"
-    )
-
-
 def _no_dead_letters(queue: Queue) -> MailboxError:
     if queue.dead is None:
-        return UnsupportedError(f"{queue.name}: a dead letter cannot be dead-lettered again; acknowledge or redrive it")
-    return UnsupportedError(f"{queue.name}: dead-lettering is off for this queue; acknowledge the message or nack it")
-
-
-def lock_lost(queue: str, id: str) -> ReceiptHandleExpiredError:
-    return ReceiptHandleExpiredError(
-        f"{queue}: the lock on session {id} ran out or was given back; accept the session again, and renew it in time"
-    )
+        return refusals.dies_once(queue.name)
+    return refusals.dead_lettering_off(queue.name)
 
 
 def holds(entry: Entry, claim_id: str, now: float) -> bool:

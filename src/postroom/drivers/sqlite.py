@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any, Literal, TypeVar
 
+from postroom.core import refusals
 from postroom.core.address import Address
 from postroom.core.definition import QueueStatus, Rules
 from postroom.core.message import (
@@ -40,7 +41,7 @@ from postroom.drivers.sqlite_settle import settle as settle_all
 from postroom.drivers.sqlite_step import Step
 from postroom.drivers.sqlite_store import Store, WouldBlock
 from postroom.drivers.sqlite_wait import Waiting
-from postroom.errors import MailboxConnectionError, QueueNotFoundError, ServiceUnavailableError, UnsupportedError
+from postroom.errors import MailboxConnectionError, QueueNotFoundError
 
 T = TypeVar("T")
 
@@ -159,7 +160,7 @@ class SqliteDriver:
         def empty(step: Step) -> tuple[Queue, int | None]:
             found = step.queue(queue)
             if found.dead is None:
-                raise UnsupportedError(f"{queue}: a dead-letter queue lives and goes with its queue; purge it instead")
+                raise refusals.lives_with_its_queue(queue)
             if not only_empty:
                 return found, 0
             if admin.messages_in(step, found):
@@ -309,7 +310,7 @@ class SqliteDriver:
             if self._closed.rung:
                 return _NOTHING
             if not found.gives:
-                raise ServiceUnavailableError(f"{queue}: receiving is off (status {found.status})")
+                raise refusals.receiving_off(queue, found.status)
             site = self.store.site
             if site.fences and site.fenced(claim_id, step.now):
                 return _NOTHING
@@ -418,9 +419,9 @@ class SqliteDriver:
         def work(step: Step) -> SessionLock | None:
             found = step.queue(queue)
             if not found.gives:
-                raise ServiceUnavailableError(f"{queue}: receiving is off (status {found.status})")
+                raise refusals.receiving_off(queue, found.status)
             if found.dead is None or found.rules.sessions == "off":
-                raise UnsupportedError(f"{queue}: this queue has no sessions")
+                raise refusals.no_sessions(queue)
             lock = sessions.lock(step, found, session, lease, token)
             if lock is None:
                 waiting.nothing(step, found, step.reread(found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from postroom.core import refusals
 from postroom.core.address import dead_letters_of, is_dead_letters
 from postroom.core.definition import PLAIN, QueueStatus, Rules
 from postroom.core.message import GONE, SETTLED, Delivery, Outcome, Refused, Stats, unpack_record
@@ -11,7 +12,7 @@ from postroom.drivers.sqlite_claim import delivery
 from postroom.drivers.sqlite_file import SQL
 from postroom.drivers.sqlite_ledger import Queue, pack_rules
 from postroom.drivers.sqlite_step import BLOCKED, DELAYED, FLIGHT, LATER, READY, Step
-from postroom.errors import InvalidParameterError, QueueNotFoundError, UnsupportedError
+from postroom.errors import QueueNotFoundError, UnsupportedError
 
 LAST = (1 << 63) - 1
 CHUNK = 10_000  # rows one transaction deletes: others get a turn in between
@@ -175,11 +176,11 @@ def _revive(step: Step, dead: Queue, seq: int, target: str | None) -> Outcome:
         return GONE
     death, _ = unpack_record(row.record)
     if death is None:
-        return Refused(InvalidParameterError(f"{dead.name}: message {row.id} is no dead letter"))
+        return Refused(refusals.no_dead_letter(dead.name, row.id))
     name = death.source if target is None else target
     home = step.look(name)
     if home is None or home.dead is None:
-        return Refused(QueueNotFoundError(f"{name}: no such queue to redrive message {row.id} to"))
+        return Refused(refusals.no_target(name, row.id))
     if (full := step.no_room(home, row.size)) is not None:
         return Refused(full)
     ttl = home.rules.ttl if row.ttl is None else row.ttl

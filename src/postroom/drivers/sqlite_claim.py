@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+from postroom.core import refusals
 from postroom.core.message import Claimed, Delivery, SessionClaim, make_handle, unpack_head, unpack_record
 from postroom.drivers.api import TIDY
 from postroom.drivers.sqlite_file import SQL
 from postroom.drivers.sqlite_ledger import Queue
 from postroom.drivers.sqlite_step import BLOCKED, FLIGHT, MANY, READY, Row, Step
-from postroom.errors import ReceiptHandleExpiredError, UnsupportedError
 
 _LAST = (1 << 63) - 1
 _DELIVERIES, _EXPIRES_AT = Row._fields.index("deliveries"), Row._fields.index("expires_at")
@@ -194,7 +194,7 @@ def _take_named(taking: _Taking, wanted: SessionClaim, until: float) -> float:
     """From one session only; under a lock its leases end with the lock. When these leases end."""
     step, queue = taking.step, taking.queue
     if queue.dead is None:
-        raise UnsupportedError(f"{queue.name}: dead letters keep their session_id but are in no session")
+        raise refusals.no_dead_sessions(queue.name)
     if wanted.token is None:
         locked, _, _, held, *_ = step.session_places(queue, wanted.id)
         if not locked and held is None:
@@ -202,7 +202,7 @@ def _take_named(taking: _Taking, wanted: SessionClaim, until: float) -> float:
         return until
     row = step.run(SQL["session"], (queue.id, wanted.id)).fetchone()
     if row is None or row[0] != wanted.token or row[1] <= step.now:
-        raise lock_lost(queue.name, wanted.id)
+        raise refusals.lock_lost(queue.name, wanted.id)
     _take_session(taking, wanted.id)
     lock_until: float = row[1]
     return lock_until
@@ -264,11 +264,4 @@ def delivery(step: Step, row: Row, *, handle: str, state: str) -> Delivery:
         state,
         row.visible_at if row.due_at is None else row.due_at,
         row.expires_at,
-    )
-
-
-def lock_lost(queue: str, session: str) -> ReceiptHandleExpiredError:
-    return ReceiptHandleExpiredError(
-        f"{queue}: the lock on session {session} ran out or was given back; accept the session again, "
-        "and renew it in time"
     )

@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
+from postroom.core import refusals
 from postroom.core.definition import QueueStatus, Rules
 from postroom.drivers.sqlite_file import SQL
-from postroom.errors import ConfigurationError, MailboxFullError, QueueNotFoundError
+from postroom.errors import ConfigurationError, MailboxFullError
 
 _NEVER = float("inf")
 _NUMBER = (float, int)
@@ -107,7 +108,7 @@ class Ledger:
         if found is None or self._look_at(found) != self.catalog.edition:
             found = self.look(name, timely=timely)
         if found is None:
-            raise QueueNotFoundError(f"{name}: no such queue; create_queue() makes one, and so does opening a mailbox")
+            raise refusals.no_queue(name)
         if found.rules.auto_delete_on_idle is not None:
             self._touch(found, found.rules.auto_delete_on_idle)
         return found
@@ -283,11 +284,9 @@ class Ledger:
             return None
         live, taken = self.room_of(queue)
         if rules.max_messages is not None and live >= rules.max_messages:
-            return MailboxFullError(f"{queue.name}: full with {live} of {rules.max_messages} messages")
+            return refusals.full_of_messages(queue.name, live, rules.max_messages)
         if rules.max_bytes is not None and taken + size > rules.max_bytes:
-            return MailboxFullError(
-                f"{queue.name}: {taken} of {rules.max_bytes} bytes are taken, no room for {size} more"
-            )
+            return refusals.full_of_bytes(queue.name, taken, rules.max_bytes, size)
         return None
 
     def rings(self, queue: int, n: int = 1) -> None:

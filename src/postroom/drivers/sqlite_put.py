@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from postroom.core import refusals
 from postroom.core.message import Accepted, Dropped, Duplicate, Envelope, Put, Refused
 from postroom.drivers.sqlite_file import SQL
 from postroom.drivers.sqlite_ledger import Queue
 from postroom.drivers.sqlite_step import FLIGHT, Step
 from postroom.errors import (
-    InvalidParameterError,
     MailboxError,
     MailboxFullError,
-    ServiceUnavailableError,
-    UnsupportedError,
 )
 
 _LAST = (1 << 63) - 1
@@ -21,9 +19,9 @@ _LAST = (1 << 63) - 1
 
 def put(step: Step, queue: Queue, batch: Sequence[Envelope]) -> list[Put]:
     if queue.dead is None:
-        raise UnsupportedError(f"{queue.name}: messages become dead letters by dying, not by being sent there")
+        raise refusals.not_sent_there(queue.name)
     if not queue.takes:
-        error = ServiceUnavailableError(f"{queue.name}: sending is off (status {queue.status})")
+        error = refusals.sending_off(queue.name, queue.status)
         return [Refused(error.copy()) for _ in batch]
     if not batch:
         return []
@@ -66,11 +64,11 @@ def _put_one(step: Step, queue: Queue, envelope: Envelope) -> Put:
 def _unfit(queue: Queue, envelope: Envelope) -> MailboxError | None:
     rules = queue.rules
     if envelope.session_id is None and rules.sessions == "required":
-        return InvalidParameterError(f"{queue.name}: this queue takes messages with a session_id only")
+        return refusals.needs_session(queue.name)
     if envelope.session_id is not None and rules.sessions == "off":
-        return InvalidParameterError(f"{queue.name}: sessions are off for this queue; leave out session_id")
+        return refusals.sessions_off(queue.name)
     if envelope.dedup_id is not None and not rules.dedup:
-        return InvalidParameterError(f"{queue.name}: duplicate detection is off for this queue; leave out dedup_id")
+        return refusals.dedup_off(queue.name)
     return None
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from postroom.core import refusals
 from postroom.core.message import SessionLock, SessionState
-from postroom.drivers.sqlite_claim import lock_lost
 from postroom.drivers.sqlite_file import SQL
 from postroom.drivers.sqlite_ledger import Queue
 from postroom.drivers.sqlite_step import Step
@@ -68,7 +68,7 @@ def set_state(
     step: Step, queue: Queue, lock: SessionLock, value: bytes | None, version: int | None
 ) -> SessionState | None:
     if not valid(step, queue, lock):
-        raise lock_lost(queue.name, lock.id)
+        raise refusals.lock_lost(queue.name, lock.id)
     before = get_state(step, queue, lock.id).version
     if version is not None and version != before:
         return None

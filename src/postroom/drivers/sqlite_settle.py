@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from postroom.core import refusals
 from postroom.core.message import (
     GONE,
     SETTLED,
@@ -27,7 +28,7 @@ from postroom.core.message import (
 from postroom.drivers.sqlite_file import SQL
 from postroom.drivers.sqlite_ledger import Queue
 from postroom.drivers.sqlite_step import FLIGHT, MANY, Row, Step
-from postroom.errors import InvalidParameterError, MailboxError, MailboxFullError, UnsupportedError
+from postroom.errors import InvalidParameterError, MailboxError
 
 _PutReply = Callable[[Step, str, Envelope], Put]
 
@@ -202,20 +203,11 @@ def _extend(step: Step, queue: Queue, row: Row, verdict: Extend) -> Outcome:
 
 def _bury(step: Step, queue: Queue, row: Row, verdict: Bury) -> Outcome:
     if queue.dead is None:
-        what = "a dead letter cannot be dead-lettered again; acknowledge or redrive it"
-        return Refused(UnsupportedError(f"{queue.name}: {what}"))
+        return Refused(refusals.dies_once(queue.name))
     if not queue.rules.dead_lettering:
-        what = "dead-lettering is off for this queue; acknowledge the message or nack it"
-        return Refused(UnsupportedError(f"{queue.name}: {what}"))
+        return Refused(refusals.dead_lettering_off(queue.name))
     if not step.grave(queue, row)[0]:
-        return Refused(_unburied(queue))
+        return Refused(refusals.unburied(queue.name, queue.rules.dead_letter_queue))
     step.fail_later(queue, row)
     step.bury(queue, row, verdict.reason, verdict.description)
     return SETTLED
-
-
-def _unburied(queue: Queue) -> MailboxError:
-    return MailboxFullError(
-        f"{queue.name}: its dead-letter queue {queue.rules.dead_letter_queue} is missing, closed or full; "
-        "the message stays where it is"
-    )

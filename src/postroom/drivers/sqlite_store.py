@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from postroom.core import refusals
 from postroom.drivers.clock import Clock
 from postroom.drivers.sqlite_clock import StoreClock
 from postroom.drivers.sqlite_file import connect, failed_to_sync, identity, is_busy, prepare, translate, unsure
@@ -17,7 +18,7 @@ from postroom.drivers.sqlite_ledger import Catalog, Idle, Queue
 from postroom.drivers.sqlite_settings import Settings
 from postroom.drivers.sqlite_site import Site, enter, leave
 from postroom.drivers.sqlite_step import Step
-from postroom.errors import MailboxConnectionError, QueueNotFoundError
+from postroom.errors import MailboxConnectionError
 
 T = TypeVar("T")
 
@@ -138,9 +139,7 @@ class Store:
                     site.checkpointer.wrote(step.written)
         except Idle as idle:
             self._drop(idle.queue)
-            raise QueueNotFoundError(
-                f"{idle.queue.name}: the queue was deleted after it had been idle for its limit"
-            ) from None
+            raise refusals.idle_queue(idle.queue.name) from None
         if step.told is not None or step.lapse is not None:
             site.publish(step)
         return result
