@@ -382,6 +382,8 @@ class Wire:
     async def close(self) -> None:
         """Let go of a client of ours; one that was given to us stays open."""
         self.closed.ring_for_good()
+        for shared in self._shared.values():
+            await shared.finish()
         client, self._client = self._client, None
         if not self._owned or client is None:
             return
@@ -409,6 +411,13 @@ class _Shared:
             # A task of its own: whoever is cancelled takes nothing along that others wait for.
             self._busy = loop.create_task(self._pump(port))
         return await future
+
+    async def finish(self) -> None:
+        """Let those who are out come home, lest their connection outlives the client."""
+        import asyncio
+
+        if self._busy is not None and not self._busy.done():
+            await asyncio.wait((self._busy,), timeout=_FIRST)
 
     async def _pump(self, port: Port) -> None:
         import asyncio
