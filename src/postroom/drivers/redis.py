@@ -7,7 +7,6 @@ because it concerns two queues, is in `redis_carry`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from os import getpid
@@ -32,6 +31,7 @@ from postroom.core.message import (
 from postroom.drivers import redis_carry as carrying
 from postroom.drivers.io import Bell
 from postroom.drivers.redis_answers import (
+    Stored,
     outcomes_of,
     puts_of,
     read_claim,
@@ -123,11 +123,9 @@ class RedisDriver(RedisQueues):
         await self._carried(keys, parcels)
         return await self._put_rest(keys, batch, puts_of(keys.name, batch, answer), stop)
 
-    async def _put_rest(
-        self, keys: Keys, batch: Sequence[Envelope], found: tuple[list[Put], float], stop: Bell | None
-    ) -> list[Put]:
+    async def _put_rest(self, keys: Keys, batch: Sequence[Envelope], found: Stored, stop: Bell | None) -> list[Put]:
         """A full queue may be one that lets its senders wait: put what did not fit as room comes."""
-        results, seconds = found
+        results, seconds, due = found
         left = [i for i, result in enumerate(results) if refused_for_room(result)]
         if not seconds or not left:
             return results
@@ -140,11 +138,13 @@ class RedisDriver(RedisQueues):
                     "put", keys, b"full", who.id, *put_fields(rest), once=True, durable=True, stop=stop
                 )
                 await self._carried(keys, parcels)
-                for i, result in zip(left, puts_of(keys.name, rest, answer)[0], strict=True):
+                found = puts_of(keys.name, rest, answer)
+                due = found.due
+                for i, result in zip(left, found.results, strict=True):
                     results[i] = result
                 left = [i for i in left if refused_for_room(results[i])]
                 if left and not waiting.over:
-                    await waiting.sleep(math.inf)
+                    await waiting.sleep(due)
         finally:
             self.wire.hang_up(who)
         return results

@@ -51,16 +51,23 @@ def refusal(queue: str, reply: list[Any]) -> MailboxError:
 # --- put -------------------------------------------------------------------------------------------------------------
 
 
-def puts_of(queue: str, batch: Sequence[Envelope], answer: bytes) -> tuple[list[Put], float]:
-    """What became of each, and how many seconds the refused may wait for room."""
+class Stored(NamedTuple):
+    """What became of each; how long the refused may wait for room, and when time will make some."""
+
+    results: list[Put]
+    patience: float = 0.0
+    due: float = 0.0
+
+
+def puts_of(queue: str, batch: Sequence[Envelope], answer: bytes) -> Stored:
     if answer[:1] == b"A":
         first = int(answer[1:])
-        return [Accepted(e.id, first + i) for i, e in enumerate(batch)], 0.0
+        return Stored([Accepted(e.id, first + i) for i, e in enumerate(batch)])
     if answer[:1] == b"O":
         status = answer[1:].decode()
-        return [Refused(refusals.sending_off(queue, status)) for _ in batch], 0.0
+        return Stored([Refused(refusals.sending_off(queue, status)) for _ in batch])
     results: list[Put] = []
-    patience = 0.0
+    patience = due = 0.0
     for e, result in zip(batch, _unpack(answer), strict=True):
         kind = result[0]
         if kind == "a":
@@ -71,9 +78,9 @@ def puts_of(queue: str, batch: Sequence[Envelope], answer: bytes) -> tuple[list[
             results.append(Dropped(e.id))
         else:
             if result[1] == "full":
-                patience = float(result[5])
+                patience, due = float(result[5]), float(result[6])
             results.append(Refused(_why(queue, e, result)))
-    return results, patience
+    return Stored(results, patience, due)
 
 
 def _why(queue: str, e: Envelope, result: list[Any]) -> Any:

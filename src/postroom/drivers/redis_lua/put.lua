@@ -2,7 +2,8 @@
 -- queue's), session, dedup id; or what `put_plain` is given. Answers: O and the status, where sending is off; A and the first seq where all were accepted and are
 -- numbered in a row, else a MessagePack array with one of these for each message:
 --   {'a', seq, displaced}   {'d', id of the first}   {'n'} dropped, as the newest   {'r', why} refused
---   {'r', 'full', messages or bytes, so many are there, of so many, seconds that a sender may wait for room}
+--   {'r', 'full', messages or bytes, so many are there, of so many, seconds that a sender may wait for room, seconds until
+--    something expires}
 
 local STEP = ARGV[6] == 'plain' and 1 or 5
 
@@ -58,6 +59,11 @@ local function make_room(size)
   return dropped
 end
 
+local function room_at()
+  local head = call('ZRANGE', EXPIRY, 0, 0, 'WITHSCORES')
+  return head[2] and max(0, tonumber(head[2]) - NOW) or 3600
+end
+
 local heads, waiting = {}, false
 
 local function put(envelope, delay, ttl, session, dedup_id)
@@ -91,7 +97,7 @@ local function put(envelope, delay, ttl, session, dedup_id)
       waiting = true
     end
     if taken then
-      return { 'r', 'full', taken[1], taken[2], taken[3], waiting and rules.overflow_timeout or 0 }
+      return { 'r', 'full', taken[1], taken[2], taken[3], waiting and rules.overflow_timeout or 0, room_at() }
     end
   end
   local at = number(1)
