@@ -90,7 +90,7 @@ class Worker(Generic[T, R]):
         were made. A second signal ends the process at once. A store that is away is waited for."""
         if max_iterations is not None:
             limits.whole(max_iterations, "max_iterations", 1, 1 << 60)
-        with self._work(), until_told(self._engine.stop):
+        with until_told(self._engine.stop), self._work():
             drive(self._engine.run(max_iterations))
 
     def run_once(self) -> int:

@@ -91,8 +91,8 @@ class AsyncWorker(Generic[T, R]):
         were made. A second signal ends the process at once. A store that is away is waited for."""
         if max_iterations is not None:
             limits.whole(max_iterations, "max_iterations", 1, 1 << 60)
-        async with self._work():
-            with _Told(self._engine.stop):
+        with _Told(self._engine.stop):
+            async with self._work():
                 await self._engine.run(max_iterations)
 
     async def run_once(self) -> int:
