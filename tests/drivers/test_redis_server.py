@@ -79,11 +79,15 @@ def test_a_send_waits_for_its_replicas_or_says_so(new_valkey: NewServer) -> None
         with pytest.raises(DurabilityError, match="0 of 1 replicas") as alone:
             client.mailbox("box").send(1)
         assert alone.value.transient
+        # It is stored, as the error says; and whatever is no send does not wait.
+        [result] = client.mailbox("box").send_many([2])
+        assert isinstance(result.error, DurabilityError)
+        assert [message.body for message in client.mailbox("box").receive(max_messages=5)] == [1, 2]
         replica = new_valkey()
         replica.follow(primary)
     with postroom.connect(primary.url, replicas=1) as client:
         box = client.mailbox("box")
-        box.send(2)
+        box.send(3)
         with redis.Redis(port=replica.port) as copy:
             assert copy.hlen("{queue:box}:data") >= 1
         [message] = box.receive()

@@ -46,7 +46,7 @@ class Backoff:
 
 def describe(failure: BaseException) -> str:
     """A failure in a line for the history: its type and text, truncated, without locals or traceback."""
-    return f"{type(failure).__name__}: {failure}"[:MAX_DESCRIPTION]
+    return " ".join(f"{type(failure).__name__}: {failure}".split())[:MAX_DESCRIPTION]
 
 
 def verdict_on(failure: BaseException, delivery: Delivery, retry: Backoff, chance: float) -> Verdict:

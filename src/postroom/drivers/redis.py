@@ -23,6 +23,7 @@ from postroom.core.message import (
     Envelope,
     Outcome,
     Put,
+    Refused,
     SessionClaim,
     SessionLock,
     SessionState,
@@ -49,6 +50,7 @@ from postroom.drivers.redis_twins import sync_twin
 from postroom.drivers.redis_url import Place
 from postroom.drivers.redis_wait import POLL, Post, Waiting
 from postroom.errors import (
+    DurabilityError,
     MailboxError,
     QueueNotFoundError,
     ReceiptHandleExpiredError,
@@ -92,6 +94,12 @@ class RedisDriver(RedisQueues):
     # --- in ----------------------------------------------------------------------------------------------------
 
     async def put(self, queue: str, batch: Sequence[Envelope], *, stop: Bell | None = None) -> list[Put]:
+        try:
+            return await self._store(queue, batch, stop)
+        except DurabilityError as error:  # they are stored, and each of their senders must know
+            return [Refused(error.copy()) for _ in batch]
+
+    async def _store(self, queue: str, batch: Sequence[Envelope], stop: Bell | None) -> list[Put]:
         if not batch:
             return []
         if len(batch) > MAX_BATCH:

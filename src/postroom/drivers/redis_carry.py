@@ -103,9 +103,7 @@ async def bury(
     there = driver.keys(target)
     given = (keys.name.encode(), reason.encode(), description.encode(), holds)
     try:
-        _, why, *parcels = await driver.run(
-            "carry", there, b"bury", seq, data, past, *given, once=True, durable=True, most=most
-        )
+        _, why, *parcels = await driver.run("carry", there, b"bury", seq, data, past, *given, once=True, most=most)
     except QueueNotFoundError:
         why, parcels = b"missing", []
     if why:
@@ -145,7 +143,7 @@ async def redrive(driver: RedisQueues, keys: Keys, seqs: Sequence[int], target: 
         await driver.run("exists", keys)
         return [await _revive(driver, keys, number, target) for number in numbers]
     flag = b"" if target is None else b"1"
-    _, answer, parcels = await driver.run("redrive", keys, flag, *numbers, once=True, durable=True)
+    _, answer, parcels = await driver.run("redrive", keys, flag, *numbers, once=True)
     if parcels:
         await carry(driver, keys, parcels)
     outcomes: list[Outcome] = []
@@ -190,7 +188,7 @@ async def _revive_there(
     if is_dead_letters(where):
         return refusals.no_target(where, id)
     try:
-        reply = await driver.run("carry", driver.keys(where), b"revive", seq, data, past, once=True, durable=True)
+        reply = await driver.run("carry", driver.keys(where), b"revive", seq, data, past, once=True)
     except QueueNotFoundError:
         return refusals.no_target(where, id)
     if reply[1]:

@@ -127,10 +127,10 @@ class RedisQueues:
         kept = b"" if rules is None or rules == PLAIN else msgspec.msgpack.encode(rules)
         given = (kept, b"" if rules is None else b"1")
         try:
-            _, made, now = await self.run("ensure", keys, *given, durable=True)
+            _, made, now = await self.run("ensure", keys, *given)
         except QueueNotFoundError:  # it had been idle for too long, and is made anew
             known = True
-            _, made, now = await self.run("ensure", keys, *given, durable=True)
+            _, made, now = await self.run("ensure", keys, *given)
         if known and made == b"1":
             await self._list(queue)  # whoever deleted it took it off the list
         self._heard(float(now), asked)
@@ -207,7 +207,7 @@ class RedisQueues:
         return sum(map(int, reply[3].split()[:3]))
 
     async def set_status(self, queue: str, status: QueueStatus) -> None:
-        await self.run("status", self.keys(queue), status.value.encode(), durable=True)
+        await self.run("status", self.keys(queue), status.value.encode())
 
     async def peek(self, queue: str, n: int, *, after: int = 0) -> list[Delivery]:
         keys = self.keys(queue)
@@ -232,7 +232,7 @@ class RedisQueues:
 
     async def purge(self, queue: str) -> int:
         keys = self.keys(queue)
-        _, removed, parcels = await self.run("purge", keys, b"purge", once=True, durable=True)
+        _, removed, parcels = await self.run("purge", keys, b"purge", once=True)
         await self._carried(keys, parcels)
         return int(removed)
 

@@ -29,7 +29,7 @@ from redis.exceptions import (
 )
 
 from postroom.drivers.io import Bell, Io, mutex
-from postroom.drivers.redis_errors import FAILURES, foreign, retryable, translate
+from postroom.drivers.redis_errors import FAILURES, foreign, in_handshake, retryable, translate
 from postroom.drivers.redis_scripts import Keys, Script, command, plain
 from postroom.drivers.redis_settings import Settings
 from postroom.errors import ConfigurationError, DurabilityError, MailboxConnectionError, MailboxError
@@ -163,7 +163,7 @@ class Wire:
         """Do it until it is done, or cannot be, or has taken too long. `once` is told where to go, what to say first,
         and whether it was tried before."""
         asked: tuple[str, int] | None = None
-        began = attempt = 0.0
+        began, attempt, doubt = monotonic(), 0.0, False
         while True:
             try:
                 if self.closed.rung:
@@ -176,17 +176,17 @@ class Wire:
                 if not foreign(error):
                     raise
                 now = monotonic()
-                began = began or now
+                doubt = doubt or not (isinstance(error, ResponseError) or in_handshake(error))
                 settings = self._settings
                 limit = max(settings.timeout, patience) if self._reached else min(settings.timeout, _FIRST)
                 if now - began >= min(limit, most) or not self._may_repeat(error):
-                    raise self._translated(error, name) from error
+                    raise self._translated(error, name, doubt) from error
                 pause = await self._recover(error, attempt)
                 redirected = isinstance(error, AskError) and not isinstance(error, MovedError)
                 asked = (error.host, error.port) if redirected else None  # type: ignore[attr-defined]  # as it says
                 attempt += 1
                 if pause and await self._rest(pause, stop):
-                    raise self._translated(error, name) from error
+                    raise self._translated(error, name, doubt) from error
 
     async def _rest(self, pause: float, stop: Bell | None) -> bool:
         """Whether somebody wants us to come home meanwhile."""
@@ -201,8 +201,11 @@ class Wire:
                 bell.leave(waiter.wake)
         return any(bell.rung for bell in bells)
 
-    def _translated(self, error: Exception, name: str) -> MailboxError:
-        return translate(error, self._settings.where, name, cluster=self.cluster)
+    def _translated(self, error: Exception, name: str, doubt: bool) -> MailboxError:
+        meant = translate(error, self._settings.where, name, cluster=self.cluster)
+        if doubt and isinstance(meant, MailboxConnectionError):
+            meant.args = (f"{meant}; the call was under way and may have happened: repeat a send under a dedup_id",)
+        return meant
 
     def _may_repeat(self, error: Exception) -> bool:
         return retryable(error, cluster=self.cluster)

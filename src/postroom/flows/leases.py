@@ -79,6 +79,8 @@ class Keeper:
         now = driver.now()
         due: list[Kept] = []
         for kept in list(self._kept.values()):
+            if kept.held._final and not kept.concluded:
+                continue  # its handler has settled it by itself
             if now - kept.held._delivery.received_at > self._most and not kept.concluded:
                 self._lose(kept, "max_processing")
             else:
@@ -96,7 +98,7 @@ class Keeper:
             for kept, outcome in zip(batch, outcomes, strict=True):
                 if isinstance(outcome, Settled):
                     kept.held._extended = outcome.lease_until
-                elif not kept.concluded and id(kept) in self._kept:
+                elif not kept.concluded and not kept.held._final and id(kept) in self._kept:
                     self._lose(kept, type(outcome).__name__.lower())
 
     def _lose(self, kept: Kept, why: str) -> None:

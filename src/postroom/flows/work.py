@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol
 from typing_extensions import TypeVar
 
 from postroom.core.message import Ack, Bury, Delivery, Gone, Outcome, Refused, Settled, Verdict
-from postroom.core.policy import MAX_DESCRIPTION, Backoff, describe, verdict_on
+from postroom.core.policy import MAX_DESCRIPTION, Backoff, describe, smaller, verdict_on
 from postroom.drivers.io import Bell, mutex, sleep
 from postroom.errors import Discard, HandlerOutcome, MailboxError, QueueNotFoundError, Reject
 from postroom.flows import receive, settle
@@ -45,6 +45,15 @@ class Job(Generic[T, R]):
         self.call = call
         self.retry = retry
         self.emit = emit
+        self.limit = retry.max_attempts  # and the queue's own, once it is known
+        self.buries = True
+
+    async def open(self) -> None:
+        """Make sure that the queue is there, and learn its rules."""
+        await open_box(self.box)
+        _, rules, _ = await self.box.driver.info(self.box.name)
+        self.limit = smaller(self.retry.max_attempts, rules.max_deliveries) or self.retry.max_attempts
+        self.buries = rules.dead_lettering and not self.box.dead
 
     async def verdict(self, held: Held[T, R]) -> Verdict:
         """Call the handler; what becomes of the message. What is no Exception (a cancellation) is raised."""
@@ -77,8 +86,10 @@ class Job(Generic[T, R]):
         delivery = held._delivery
         if isinstance(failure, HandlerOutcome) and not isinstance(failure, Reject):
             return verdict_on(failure, delivery, self.retry, random.random())
-        last = isinstance(failure, Reject) or delivery.attempt >= self.retry.max_attempts
+        last = isinstance(failure, Reject) or delivery.attempt >= self.limit
         self.emit(HandlerFailed(held._box.name, held.id, delivery.attempt, describe(failure), last))
+        if last and not self.buries:
+            return Ack(delivery.handle)  # where nothing is buried it is dropped
         if last and not isinstance(failure, Reject):
             return Bury(delivery.handle, "max_deliveries", describe(failure)[:MAX_DESCRIPTION])
         return verdict_on(failure, delivery, self.retry, random.random())
@@ -107,6 +118,7 @@ class Engine(Generic[T, R]):
         self._free = self._concurrency = concurrency
         self._claiming = False
         self._riding: list[tuple[Kept, Ack]] = []
+        self._opened = False
         self._slot = Bell()  # a handler has ended
         self.stop = Bell()
         self.beat: Callable[[], None] = _nothing
@@ -125,9 +137,11 @@ class Engine(Generic[T, R]):
                 await self.round(self._wait)
                 attempt = 0
             except MailboxError as error:
-                if box.closing.rung or not error.transient:
-                    if box.closing.rung:
-                        break
+                if box.closing.rung:
+                    break
+                if isinstance(error, QueueNotFoundError):
+                    box.ready = False  # it was deleted, or the server lost its data: we make it anew
+                elif not error.transient:
                     raise
                 attempt += 1
                 pause = max(error.retry_after or 0.0, _AWAY.after(attempt, random.random()))
@@ -140,8 +154,9 @@ class Engine(Generic[T, R]):
         """One receive, for as many messages as there are free hands; how many came."""
         job = self._job
         box, link = job.box, job.box.link
-        if not box.ready:
-            await open_box(box)
+        if not box.ready or not self._opened:
+            await job.open()
+            self._opened = True
         await self._await_slot()
         with self._mutex:
             n, riding = self._free, self._riding
@@ -171,8 +186,8 @@ class Engine(Generic[T, R]):
         if self.stop.rung:
             await settle.give_back([job.hold(delivery, body) for delivery, body in taken])
             return 0
-        for delivery, body in taken:
-            await self._begin(job.hold(delivery, body))
+        for group in _in_order([job.hold(delivery, body) for delivery, body in taken]):
+            await self._begin(group)
         return len(claimed.deliveries)
 
     async def _await_slot(self) -> None:
@@ -185,38 +200,65 @@ class Engine(Generic[T, R]):
             self._slot.leave(waiter.wake)
             self.stop.leave(waiter.wake)
 
-    async def _begin(self, held: Held[T, R]) -> None:
-        kept = self._keeper.keep(held)
+    async def _begin(self, group: list[Held[T, R]]) -> None:
+        line = [self._keeper.keep(held) for held in group]
         with self._mutex:
             self._free -= 1
         if self._crew is None:
-            await self._handle(kept)
-        else:
-            kept.on_lost = self._crew.start(lambda: self._handle(kept))
+            await self._handle_all(line)
+            return
+        interrupt = self._crew.start(lambda: self._handle_all(line))
+        for kept in line:
+            kept.on_lost = interrupt
 
-    async def _handle(self, kept: Kept) -> None:
+    async def _handle_all(self, line: list[Kept]) -> None:
+        """One message, or those of one session, one after the other: what follows one that failed is not ours any more,
+        as the store took it back with it."""
+        at = 0
         try:
-            verdict = await self._job.verdict(kept.held)
+            while at < len(line):
+                if at and self.stop.rung:
+                    await settle.give_back([kept.held for kept in line[at:]])
+                    break
+                at += 1
+                if not await self._handle(line[at - 1]):
+                    break
+        except BaseException:
+            await settle.give_back([kept.held for kept in line[at:] if not kept.lost])
+            raise
+        finally:
+            for kept in line[at:]:
+                self._keeper.drop(kept)
+            with self._mutex:
+                self._free += 1
+            self._slot.ring()
+
+    async def _handle(self, kept: Kept) -> bool:
+        """Whether it is done, and the next of its session may begin."""
+        held = kept.held
+        try:
+            verdict = await self._job.verdict(held)
             kept.concluded = True
             if kept.lost:
-                return
+                return False
+            if held._final:  # the handler has settled it by itself
+                self._keeper.drop(kept)
+                return type(verdict) is Ack
             if type(verdict) is Ack:
                 with self._mutex:
                     rides = not self._claiming and not self.stop.rung
                     if rides:
                         self._riding.append((kept, verdict))
                 if rides:
-                    return
+                    return True
             await self._tell(kept, verdict)
+            return type(verdict) is Ack
         except BaseException:
             kept.concluded = True
-            if not kept.lost:
-                await self._return(kept)
+            if not kept.lost and not held._final:
+                self._keeper.drop(kept)
+                await settle.give_back([held])
             raise
-        finally:
-            with self._mutex:
-                self._free += 1
-            self._slot.ring()
 
     async def _tell(self, kept: Kept, verdict: Verdict) -> None:
         """Settle alone. While the store is away we try again: the keeper holds the message as long as it can."""
@@ -227,17 +269,14 @@ class Engine(Generic[T, R]):
             except MailboxError as error:
                 kept.held._unsure = True
                 attempt += 1
-                if error.transient and not kept.lost and attempt <= _TRIES:
-                    await sleep(box.driver.io, _AWAY.after(attempt, random.random()))
+                # Told to stop, we do not wait for the store to come back: what it was not told is delivered again.
+                if error.transient and not kept.lost and attempt <= _TRIES and not self.stop.rung:
+                    await sleep(box.driver.io, _AWAY.after(attempt, random.random()), self.stop)
                     continue
                 self._keeper.drop(kept)
                 self._job.emit(StaleAcknowledge(box.name, kept.held.id, str(error)))
                 return
             return self._conclude(kept, verdict, outcome)
-
-    async def _return(self, kept: Kept) -> None:
-        self._keeper.drop(kept)
-        await settle.give_back([kept.held])
 
     def _concluded(self, riding: list[tuple[Kept, Ack]], outcomes: Any) -> None:
         for (kept, ack), outcome in zip(riding, outcomes, strict=True):
@@ -260,8 +299,21 @@ class Engine(Generic[T, R]):
         """Tell what was to ride, and nothing is left to ride in."""
         with self._mutex:
             riding, self._riding = self._riding, []
-        for kept, ack in riding:
-            await self._tell(kept, ack)
+        if not riding:
+            return
+        box = self._job.box
+        try:
+            outcomes = await box.link.settle(box.name, [ack for _, ack in riding])
+        except MailboxError as error:
+            for kept, ack in riding:
+                kept.held._unsure = True
+                if self.stop.rung:
+                    self._keeper.drop(kept)
+                    self._job.emit(StaleAcknowledge(box.name, kept.held.id, str(error)))
+                else:
+                    await self._tell(kept, ack)
+            return
+        self._concluded(riding, outcomes)
 
     async def drained(self, left: Callable[[], float]) -> bool:
         """Wait until all handlers have ended; False when no time was `left` before that."""
@@ -282,3 +334,19 @@ _TRIES = 20
 
 def _nothing() -> None:
     return None
+
+
+def _in_order(taken: list[Held[T, R]]) -> list[list[Held[T, R]]]:
+    """What may be handled side by side: messages of one session follow one another."""
+    groups: list[list[Held[T, R]]] = []
+    of: dict[str, list[Held[T, R]]] = {}
+    for held in taken:
+        session = held.session_id
+        if session is None:
+            groups.append([held])
+        elif session in of:
+            of[session].append(held)
+        else:
+            of[session] = [held]
+            groups.append(of[session])
+    return groups

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from postroom.aio import AsyncMessage
 from postroom.core.capabilities import YES
+from postroom.core.definition import QueueDefinition
 from postroom.core.policy import Backoff
 from postroom.dispatcher import Dispatcher
 from postroom.errors import Discard, InvalidParameterError, MailboxConnectionError, Reject, Retry
 from postroom.flows.events import HandlerFailed, LeaseLost, StaleAcknowledge, StoreAway
 from postroom.mailbox import Message
-from postroom.testing.conformance.world import PATIENCE, Box, Client, Suite, World, bodies
+from postroom.testing.conformance.world import PATIENCE, Awaited, Box, Client, Suite, World, bodies
+from postroom.worker import Worker
 
 AT_ONCE = Backoff(max_attempts=3, base=0, jitter=0)
 
@@ -144,6 +146,90 @@ class Workers(Suite):
         await world.worker(box, seen.append, retry=AT_ONCE).run_once()
         assert seen == []
         assert len(await box.dead_letters.peek()) == 1
+
+    async def test_messages_of_one_session_are_handled_one_after_the_other(self, box: Box, world: World) -> None:
+        world.needs("sessions")
+        for n in range(4):
+            await box.send(n, session_id="s")
+        await box.send("other")
+        lock, log = threading.Lock(), []
+
+        def handle(body: Any) -> None:
+            with lock:
+                log.append(("start", body))
+            time.sleep(0.02 * (4 - body) if body != "other" else 0)
+            with lock:
+                log.append(("end", body))
+
+        worker = world.worker(box, handle, concurrency=5)
+        while await worker.run_once():
+            pass
+        mine = [(step, body) for step, body in log if body != "other"]
+        assert mine == [(step, n) for n in range(4) for step in ("start", "end")]
+        assert await box.approximate_count() == 0
+
+    async def test_what_follows_a_failed_one_in_its_session_waits_for_it(self, box: Box, world: World) -> None:
+        world.needs("sessions")
+        for n in range(3):
+            await box.send(n, session_id="s")
+        seen: list[Any] = []
+
+        def handle(message: Any) -> None:
+            seen.append((message.body, message.delivery_count))
+            if len(seen) == 1:
+                raise ValueError("once")
+
+        handle.__annotations__["message"] = Message
+        worker = world.worker(box, handle, concurrency=4, retry=AT_ONCE)
+        while await worker.run_once():
+            pass
+        assert [body for body, _ in seen] == [0, 0, 1, 2]
+        if world.capabilities.uncounted_return is YES:
+            assert [count for _, count in seen] == [1, 2, 1, 1]
+
+    @pytest.mark.parametrize("verb", ["acknowledge", "nack", "dead_letter"])
+    async def test_a_handler_that_settles_its_message_has_the_last_word(self, world: World, verb: str) -> None:
+        client = world.open(flavour="sync")
+        box = client.mailbox("box")
+        await box.send(1)
+        heard = Heard(StaleAcknowledge, LeaseLost)
+
+        def handle(message: Any) -> None:
+            getattr(message, verb)(*(("why",) if verb == "dead_letter" else ()))
+            time.sleep(0.15)  # long enough for the keeper to look
+
+        handle.__annotations__["message"] = Message
+        worker = Awaited(Worker(cast("Any", box)._inner, handle, visibility_timeout=0.15, dispatcher=heard.dispatcher))
+        await worker.run_once()
+        assert heard.events == []
+        stats = await box.info()
+        assert (stats.total, stats.ready, stats.dead) == {
+            "acknowledge": (0, 0, 0), "nack": (1, 1, 0), "dead_letter": (1, 0, 1),
+        }[verb]  # fmt: skip
+
+    async def test_the_queues_own_limit_is_known_to_be_the_last_chance(self, client: Client, world: World) -> None:
+        await client.create_queue(QueueDefinition(name="q", max_delivery_count=2))
+        box = client.mailbox("q")
+        await box.send(1)
+        heard = Heard(HandlerFailed)
+        backoff = Backoff(max_attempts=5, base=0, jitter=0)
+        worker = world.worker(box, lambda body: 1 / 0, retry=backoff, dispatcher=heard.dispatcher)
+        assert [await worker.run_once() for _ in range(3)] == [1, 1, 0]
+        assert [event.dead for event in heard.events] == [False, True]
+        assert len(await box.dead_letters.peek()) == 1
+
+    async def test_a_queue_that_was_deleted_is_made_anew(self, client: Client, world: World) -> None:
+        box = client.mailbox("q")
+        await box.send(1)
+        heard = Heard(StoreAway)
+        seen: list[Any] = []
+        worker = world.worker(box, seen.append, dispatcher=heard.dispatcher)
+        assert await worker.run_once() == 1
+        await client.delete_queue("q", force=True)
+        await worker.run(max_iterations=1)
+        assert len(heard.events) == 1
+        assert await worker.run_once() == 0
+        assert await client.list_queues() == ["q"]
 
     async def test_so_many_work_at_once_and_no_more(self, box: Box, world: World) -> None:
         await box.send_many(range(20))
