@@ -62,7 +62,7 @@ def between(driver: RedisDriver, step: bytes, act: Callable[[], object]) -> Iter
     try:
         yield
     finally:
-        driver.run = real  # type: ignore[method-assign]
+        driver.run = real  # type: ignore[method-assign]  # as above
     assert struck
 
 
@@ -152,7 +152,7 @@ def test_who_holds_messages_does_not_carry_others_until_its_leases_are_over(
             raise MailboxConnectionError("that node is away")
         return await real(verb, keys, *arguments, **options)
 
-    driver.run = run  # type: ignore[method-assign]
+    driver.run = run  # type: ignore[method-assign]  # stands for a node that is away
     began = time.monotonic()
     assert [one.envelope.id for one in claim(driver, "q", lease=5.0, wait=1.0)] == ["id99"]
     assert time.monotonic() - began < 1.0

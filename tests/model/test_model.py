@@ -44,6 +44,16 @@ class Redis(Machine):
         return redis.open(parse_url(shared.valkey().url), flavour="sync", clock=clock)
 
 
+class RedisCluster(Machine):
+    def open(self, clock):
+        return redis.open(parse_url(shared.cluster().url), flavour="sync", clock=clock)
+
+
+class RedisBehindSentinel(Machine):
+    def open(self, clock):
+        return redis.open(parse_url(shared.sentinels().url), flavour="sync", clock=clock)
+
+
 TestMemoryBriefly = Memory.TestCase
 TestMemoryBriefly.settings = BRIEF
 
@@ -61,3 +71,15 @@ class TestSqlite(Sqlite.TestCase):
 @pytest.mark.slow
 class TestRedis(Redis.TestCase):
     settings = settings(LONG, max_examples=150)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("valkey_cluster")
+class TestRedisCluster(RedisCluster.TestCase):
+    settings = settings(LONG, max_examples=60)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("valkey_sentinels")
+class TestRedisBehindSentinel(RedisBehindSentinel.TestCase):
+    settings = settings(LONG, max_examples=60)
