@@ -322,6 +322,7 @@ class Queues(Suite):
 
     async def test_a_waiting_receive_ends_when_receiving_is_turned_off(self, client: Client, world: World) -> None:
         box = client.mailbox("q")
+        await box.approximate_count()  # the queue is there: to open it may take longer than the pause
         waiting = world.spawn(box.receive, wait_time_seconds=20)
         await world.pause(0.06)
         await client.set_status("q", "disabled")
