@@ -131,8 +131,8 @@ def check(
     `acks_may_be_undone`: a power cut came, after which claims and acknowledges may be forgotten; sends may not.
     `leases_may_be_undone`: a failover came, and moreover those whose claims were forgotten live on; and a send that was
     under way may have been stored by the old primary and, asked again, by the new one.
-    `clients_tell_time`: each call told the store the tests' clock: of two on their way the one that looked first may come
-    second.
+    `clients_tell_time`: each call told the store the tests' clock: of two on their way the one that looked first may
+    come second.
     """
     undone, slack = acks_may_be_undone or leases_may_be_undone, ON_THE_WAY if clients_tell_time else INSTANT
     return _Checker(events, drained, undone, leases_may_be_undone, slack).report
